@@ -1,0 +1,38 @@
+"""Every error that tlt-server raises on purpose, grouped by what the caller does next.
+
+TltError                 anything of ours; its message names the value and the remedy
+├── ConfigError          the user wrote something we cannot run: correct the flag, file or model that the message names
+├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
+└── ForkError            the installed SGLang is not the fork, or could not be made: run the command that the message names
+    └── PatchError       upstream's file or our patch is not what the series was written for: the message names the file
+
+The command line prints the message alone and exits with `exit_code`; a traceback means a bug of ours.
+"""
+
+
+class TltError(Exception):
+    """Base of all; never raised itself."""
+
+    exit_code = 1
+
+
+class ConfigError(TltError):
+    """A flag, a config file or a model that cannot be used as given."""
+
+    exit_code = 2
+
+
+class UnsupportedError(TltError):
+    """A combination of features that would not work, refused at start."""
+
+    exit_code = 2
+
+
+class ForkError(TltError):
+    """The fork of SGLang is missing, wrong, or could not be built or installed."""
+
+    exit_code = 3
+
+
+class PatchError(ForkError):
+    """A file of the pristine wheel, or a patch of the series, is not what it should be."""
