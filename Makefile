@@ -1,0 +1,42 @@
+# make demo   environment, fork, server and the main job, on any Linux x86-64 machine; JSON=PATH keeps the figures
+# make test   every test that runs without a GPU
+# make lint   format, lint, types
+#
+# PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
+# VENV         where the environment lies
+# TORCH_INDEX  a package index to take torch from, as https://download.pytorch.org/whl/cpu for CPU builds;
+#              PyPI's torch is built for CUDA: it works on a CPU too, and is several GB larger
+
+VENV ?= .venv
+TORCH_INDEX ?=
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+    $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: demo test lint env clean
+
+env: $(READY)
+
+# torch first, alone: everything after it keeps the build that it finds.
+$(READY): pyproject.toml clients/tlt_client/pyproject.toml $(wildcard patches/*) $(wildcard tlt_server/fork/*.py)
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found: name one, as in make PYTHON=/path/to/python3.12"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0 torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet -e clients/tlt_client -e '.[cpu,trainer,dev]'
+	$(BIN)/tlt-server fork install
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/tlt-server demo $(if $(JSON),--json $(JSON))
+
+test: $(READY)
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)

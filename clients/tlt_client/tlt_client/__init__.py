@@ -1,0 +1,54 @@
+"""Rollouts over HTTP from tlt-server, or from any SGLang server."""
+
+from tlt_client.aio import AsyncClient
+from tlt_client.client import Client
+from tlt_client.errors import (
+    Aborted,
+    BadRequest,
+    ConnectionLost,
+    InvalidArgument,
+    ProtocolError,
+    RequestRefused,
+    RequestUnserved,
+    ServerError,
+    ServerFault,
+    ServerUnavailable,
+    Timeout,
+    TltClientError,
+    Unauthorized,
+    VersionConflict,
+)
+from tlt_client.flow import Retry
+from tlt_client.rollouts import Chunk, FinishReason, Rollout, SpecCounts
+from tlt_client.sampling import SamplingParams
+from tlt_client.schemas import Status
+from tlt_client.wire import Prompt
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aborted",
+    "AsyncClient",
+    "BadRequest",
+    "Chunk",
+    "Client",
+    "ConnectionLost",
+    "FinishReason",
+    "InvalidArgument",
+    "Prompt",
+    "ProtocolError",
+    "RequestRefused",
+    "RequestUnserved",
+    "Retry",
+    "Rollout",
+    "SamplingParams",
+    "ServerError",
+    "ServerFault",
+    "ServerUnavailable",
+    "SpecCounts",
+    "Status",
+    "Timeout",
+    "TltClientError",
+    "Unauthorized",
+    "VersionConflict",
+]

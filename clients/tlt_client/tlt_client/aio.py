@@ -1,0 +1,204 @@
+"""The client that awaits, for asyncio. The same flows as `tlt_client.client`, run by an event loop."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import httpx
+
+from tlt_client.errors import TltClientError
+from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
+from tlt_client.rollouts import Chunk, Rollout
+from tlt_client.sampling import SamplingParams
+from tlt_client.schemas import Status
+from tlt_client.session import Session, Streaming, harvest
+from tlt_client.transports import base_url_of, limits, socket_options
+from tlt_client.wire import Prompt
+
+T = TypeVar("T")
+A = TypeVar("A", bound="AsyncClient")
+
+
+class AsyncClient:
+    """`Client`, awaited: every argument and method means what it means there.
+
+    Cancelling the task of a call closes its connection, on which the server aborts what it was sampling.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        retry: Retry | None = None,
+        connect_timeout_s: float = 10.0,
+        read_timeout_s: float | None = None,
+        control_timeout_s: float = 60.0,
+        max_concurrency: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._session = Session(
+            policy=Policy(retry or Retry(), clock, draw),
+            api_key=api_key,
+            admin_key=admin_key,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+            control_timeout_s=control_timeout_s,
+            max_concurrency=max_concurrency,
+        )
+        self._sleep = sleep
+        if transport is None:
+            transport = httpx.AsyncHTTPTransport(limits=limits(max_concurrency), socket_options=socket_options())
+        self._http = httpx.AsyncClient(base_url=base_url_of(base_url), transport=transport)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        rid: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        (sample,) = self._session.samples(
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+        )
+        return await self._run(self._session.rollout(sample))
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Rollout]:
+        return await self._all(
+            self._session.samples(prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+        )
+
+    async def generate_group(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Rollout]:
+        return await self._all(
+            self._session.group(prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        rid: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """To leave the loop early, iterate inside `contextlib.aclosing`: else the loop closes it when it gets to it."""
+        (sample,) = self._session.samples(
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+        )
+        return self._chunks(Streaming(self._session, sample))
+
+    async def health(self) -> bool:
+        return await self._run(self._session.healthy())
+
+    async def status(self) -> Status:
+        return await self._run(self._session.status())
+
+    async def server_info(self) -> dict[str, Any]:
+        return await self._run(self._session.server_info())
+
+    async def metrics(self) -> str:
+        return await self._run(self._session.metrics())
+
+    async def abort(self, rid: str) -> None:
+        await self._run(self._session.abort(rid))
+
+    async def abort_all(self) -> None:
+        await self._run(self._session.abort(None))
+
+    async def flush_cache(self, wait_s: float = 0.0) -> None:
+        await self._run(self._session.flush_cache(wait_s))
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self: A) -> A:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def _all(self, samples: list[Sample]) -> list[Rollout]:
+        if not samples:
+            return []
+        places = asyncio.Semaphore(self._session.max_concurrency)
+
+        async def one(sample: Sample) -> Rollout:
+            async with places:
+                return await self._run(self._session.rollout(sample))
+
+        jobs = [asyncio.create_task(one(sample)) for sample in samples]
+        try:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_EXCEPTION)
+            return harvest(jobs)
+        except TltClientError:
+            await self._run(self._session.abandon(samples))
+            raise
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _chunks(self, streaming: Streaming) -> AsyncGenerator[Chunk, None]:
+        try:
+            while chunks := await self._run(streaming.more()):
+                for chunk in chunks:
+                    yield chunk
+        finally:
+            if streaming.reply is not None:
+                await self._perform(Close(streaming.reply))
+
+    async def _run(self, flow: Flow[T]) -> T:
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    outcome = await self._perform(step)
+                except httpx.RequestError as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(outcome)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        finally:
+            flow.close()
+
+    async def _perform(self, step: Step) -> Outcome:
+        match step:
+            case Call():
+                response = await self._http.send(self._session.request(self._http, step), stream=True)
+                return Reply(response, response.aiter_bytes())
+            case Read(reply):
+                return await anext(cast(AsyncIterator[bytes], reply.pieces), b"")
+            case Close(reply):
+                await reply.response.aclose()
+            case Pause(seconds):
+                await self._sleep(seconds)
+        return None

@@ -1,0 +1,227 @@
+"""The client that blocks."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, TypeVar, cast
+
+import httpx
+
+from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
+from tlt_client.rollouts import Chunk, Rollout
+from tlt_client.sampling import SamplingParams
+from tlt_client.schemas import Status
+from tlt_client.session import Session, Streaming, harvest
+from tlt_client.transports import base_url_of, limits, socket_options
+from tlt_client.wire import Prompt
+
+T = TypeVar("T")
+C = TypeVar("C", bound="Client")
+
+
+class Client:
+    """Rollouts from one server. Threads may share it; close it, or use it in a `with`.
+
+    A rollout has no time limit unless a `deadline_s` is given, in seconds, of which retries are part. How failures are
+    met, and why no rollout is ever counted twice: `tlt_client.flow`. What is raised: `tlt_client.errors`.
+
+    A batch or a group is sent as one request per sample, at most `max_concurrency` at a time, and comes back in order.
+    So a lost connection costs one sample, each has a rid of its own, and a server whose queue is bounded can take a
+    batch that is larger. The first failure ends the batch: the samples still running are aborted, and the error that is
+    raised holds those that are complete (`error.finished`).
+
+    base_url: of the server, as http://127.0.0.1:30000; a path in it is kept.
+    api_key, admin_key: SGLang's `--api-key` and `--admin-api-key`; the second is for control routes, abort among them.
+    transport: any httpx transport. The default takes no proxy from the environment, since rollout servers are inside
+        the cluster; for one, give httpx.HTTPTransport(proxy=...).
+    retry: how often a request is sent again.
+    connect_timeout_s, read_timeout_s, control_timeout_s: for one connection; for one silence of the server while it
+        samples (None: as long as it takes); for everything but sampling.
+    clock, sleep, draw: monotonic seconds, what waits, and uniform numbers in [0, 1) for jitter.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        retry: Retry | None = None,
+        connect_timeout_s: float = 10.0,
+        read_timeout_s: float | None = None,
+        control_timeout_s: float = 60.0,
+        max_concurrency: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._session = Session(
+            policy=Policy(retry or Retry(), clock, draw),
+            api_key=api_key,
+            admin_key=admin_key,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+            control_timeout_s=control_timeout_s,
+            max_concurrency=max_concurrency,
+        )
+        self._sleep = sleep
+        if transport is None:
+            transport = httpx.HTTPTransport(limits=limits(max_concurrency), socket_options=socket_options())
+        self._http = httpx.Client(base_url=base_url_of(base_url), transport=transport)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        rid: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        """One rollout. `extra` holds other fields of SGLang's request, as {"priority": 1}.
+
+        No rid may begin with another one that is in flight: an abort of the shorter would end both.
+        """
+        (sample,) = self._session.samples(
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+        )
+        return self._run(self._session.rollout(sample))
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Rollout]:
+        """One rollout for each prompt, in order. `sampling` is for all, or one for each."""
+        return self._all(
+            self._session.samples(prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+        )
+
+    def generate_group(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Rollout]:
+        """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes seed + i for sample i."""
+        return self._all(
+            self._session.group(prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        rid: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Iterator[Chunk]:
+        """One rollout, piece by piece; the last piece holds the whole. Leaving the loop early aborts it.
+
+        A failure after the first piece is raised, never retried: a second sample would not continue the first.
+        """
+        (sample,) = self._session.samples(
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+        )
+        return self._chunks(Streaming(self._session, sample))
+
+    def health(self) -> bool:
+        """Whether the server can serve; False too where it cannot be reached."""
+        return self._run(self._session.healthy())
+
+    def status(self) -> Status:
+        """What tlt-server says of itself. BadRequest (404) from a plain SGLang."""
+        return self._run(self._session.status())
+
+    def server_info(self) -> dict[str, Any]:
+        """SGLang's own description: its arguments, versions and internal state."""
+        return self._run(self._session.server_info())
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        return self._run(self._session.metrics())
+
+    def abort(self, rid: str) -> None:
+        """Ends the requests whose rid begins with `rid`. Who waits for one gets a rollout that is `aborted`."""
+        self._run(self._session.abort(rid))
+
+    def abort_all(self) -> None:
+        """Ends every request that the server has."""
+        self._run(self._session.abort(None))
+
+    def flush_cache(self, wait_s: float = 0.0) -> None:
+        """Empties the prefix cache, once the server is idle. BadRequest if it is not within `wait_s`."""
+        self._run(self._session.flush_cache(wait_s))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _all(self, samples: list[Sample]) -> list[Rollout]:
+        if not samples:
+            return []
+        pool = ThreadPoolExecutor(min(self._session.max_concurrency, len(samples)), "tlt-client")
+        try:
+            jobs = [pool.submit(self._run, self._session.rollout(sample)) for sample in samples]
+            wait(jobs, return_when=FIRST_EXCEPTION)
+            return harvest(jobs)
+        except BaseException:  # KeyboardInterrupt as well: the threads wait on the server, which must be told
+            self._run(self._session.abandon(samples))
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _chunks(self, streaming: Streaming) -> Iterator[Chunk]:
+        try:
+            while chunks := self._run(streaming.more()):
+                yield from chunks
+        finally:
+            if streaming.reply is not None:
+                self._perform(Close(streaming.reply))
+
+    def _run(self, flow: Flow[T]) -> T:
+        """Performs each step that the flow asks for, tells it the outcome, and returns what it returns."""
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    outcome = self._perform(step)
+                except httpx.RequestError as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(outcome)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        finally:
+            flow.close()
+
+    def _perform(self, step: Step) -> Outcome:
+        match step:
+            case Call():
+                response = self._http.send(self._session.request(self._http, step), stream=True)
+                return Reply(response, response.iter_bytes())
+            case Read(reply):
+                return next(cast(Iterator[bytes], reply.pieces), b"")
+            case Close(reply):
+                reply.response.close()
+            case Pause(seconds):
+                self._sleep(seconds)
+        return None

@@ -1,0 +1,65 @@
+"""HTTP schemas of the routes that tlt-server adds under /tlt/v1. The server imports them from here.
+
+Unknown fields are ignored when decoding, so that an older client reads a newer server.
+"""
+
+import msgspec
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """A way to draft."""
+
+    num_steps: int
+    """Draft steps, which is the depth of the tree."""
+    topk: int
+    """Branches per step; 1 is a chain."""
+    num_draft_tokens: int
+    """Tokens that one target pass verifies, the root counted."""
+
+
+class Models(msgspec.Struct, frozen=True):
+    """Where the weights came from at start."""
+
+    target: str
+    drafter: str | None
+
+
+class AcceptLength(msgspec.Struct, frozen=True):
+    """Tokens per verifying target pass, bonus token counted; None before the first one."""
+
+    recent: float | None
+    """Over the server's last reporting interval."""
+    total: float | None
+    """Since the server started."""
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """Since the server started, over all requests; they only grow."""
+
+    drafts: int
+    """Drafts that were verified, counted per request: the verify calls of all rollouts together."""
+    draft_tokens: int
+    """Drafted tokens that the target was asked about."""
+    accepted_tokens: int
+    """Those that it accepted; bonus tokens are not among them."""
+    per_position: tuple[int, ...]
+    """Accepted tokens by depth in the draft, from the first; they add up to `accepted_tokens`."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /tlt/v1/status`."""
+
+    version: str
+    """Of tlt-server."""
+    sglang_version: str
+    """Of the fork that serves, as 0.5.17+tlt.<hash of the patch series>."""
+    models: Models
+    speculation: bool
+    """Whether the server was started with a drafter."""
+    arm: Arm | None
+    """In force now; None: drafting is off."""
+    accept_length: AcceptLength
+    counters: Counters
+    uptime_s: float
+    help: str
+    """One line for a person: what this state means and what to do about it, if anything."""

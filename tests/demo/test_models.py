@@ -1,0 +1,117 @@
+"""The demo's models against transformers, and the parallel passes against one step at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tlt_server.demo.checkpoint import load_drafter, load_target, save_drafter, save_target
+from tlt_server.demo.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
+from tlt_server.demo.evaluate import walk
+from tlt_server.demo.model import Shape, Target
+from tlt_server.demo.sampling import Cache, sample
+from tlt_server.demo.tokens import END_ID
+
+SHAPE = Shape(vocab=40, hidden=64, heads=4, head_dim=16, mlp=96, context=64)
+
+
+@pytest.fixture
+def target() -> Target:
+    torch.manual_seed(0)
+    target = Target(SHAPE).requires_grad_(False)
+    for weight in target.parameters():
+        weight.mul_(4 if weight.dim() > 1 else 1)
+    return target
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(2, SHAPE.vocab, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+def test_checkpoint_is_the_same_model_in_transformers(target: Target, tokens: Tensor, tmp_path: Path) -> None:
+    save_target(target, tmp_path)
+    stored = load_target(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    hidden, _ = stored(tokens, SHAPE.rope(torch.arange(12)))
+    torch.testing.assert_close(stored.lm_head(hidden), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_cache_gives_what_a_full_pass_gives(target: Target, tokens: Tensor) -> None:
+    cos, sin = SHAPE.rope(torch.arange(12))
+    hidden, _ = target(tokens, (cos, sin))
+    cache = Cache(target, 3, 12)
+    steps = [
+        target(tokens[:, i, None], (cos[i, None], sin[i, None]), cache.attends(i))[0] for i in range(tokens.shape[1])
+    ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_samples_follow_the_target(target: Target) -> None:
+    prompts = [[5, 6], [7, 8, 9]] * 2000
+    drawn = sample(target, prompts, seed=3, max_length=40, rows=1000)
+    for prompt in prompts[:2]:
+        hidden, _ = target(torch.tensor([prompt]), SHAPE.rope(torch.arange(len(prompt))))
+        wanted = target.lm_head(hidden[0, -1]).softmax(-1).numpy()
+        mine = [s for s, p in zip(drawn, prompts, strict=True) if p == prompt]
+        seen = np.bincount([s.tokens[len(prompt)] for s in mine], minlength=SHAPE.vocab) / len(mine)
+        assert all(s.tokens[: len(prompt)].tolist() == prompt for s in mine)
+        # expected total variation of 2000 draws from 40 tokens is below sqrt(40 / 2000) / 2
+        assert np.abs(seen - wanted).sum() / 2 < np.sqrt(SHAPE.vocab / len(mine))
+    assert all(len(s.tokens) == 40 or s.tokens[-1] == END_ID for s in drawn)
+    assert all(END_ID not in s.tokens[:-1] for s in drawn)
+
+
+def _chain_step_by_step(target: Target, drafter: Drafter, tokens: Tensor, start: int, steps: int) -> list[Tensor]:
+    """One sequence, one chain from index `start`, each step attending to a list of keys as a server's cache holds them."""
+    hidden, outputs = target(tokens, SHAPE.rope(torch.arange(tokens.shape[1])))
+    state = drafter.features(hidden, outputs)[:, : start + 1]
+    embeds = target.model.embed_tokens(tokens[:, 1:])
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kept.append((key, value))
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*kept, strict=True))
+        mask = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - query.shape[2])
+        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+
+    heads, first = [], 0
+    for last in range(start, start + steps):
+        at = torch.arange(first, last + 1)
+        head, state = drafter.step(embeds[:, at], state, SHAPE.rope(at), attend)
+        heads.append(head[:, -1])
+        state, first = state[:, -1:], last + 1
+    return heads
+
+
+@pytest.mark.parametrize("kind", [EagleDrafter, Eagle3Drafter])
+@torch.no_grad()
+def test_chains_drafted_at_once_equal_chains_drafted_alone(
+    kind: type[Drafter], target: Target, tokens: Tensor, tmp_path: Path
+) -> None:
+    torch.manual_seed(2)
+    save_drafter(kind(SHAPE), SHAPE, tmp_path)
+    drafter = load_drafter(tmp_path)
+    assert isinstance(drafter, kind)
+    hidden, outputs = target(tokens, SHAPE.rope(torch.arange(12)))
+    at_once = draft_chains(target, drafter, tokens, drafter.features(hidden, outputs), steps=3)
+    for start in (0, 4, 8):
+        for step, head in enumerate(_chain_step_by_step(target, drafter, tokens, start, 3)):
+            torch.testing.assert_close(at_once[step][:, start + step], head, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("matches", "passes"),
+    [
+        (["111", "111", "111"], [3]),
+        (["1111", "1111", "1111"], [3]),
+        (["11111", "11111", "11111"], [3, 1]),
+        (["000", "111", "111"], [0, 0, 0]),
+        (["1010", "0100", "1101"], [2, 0]),
+    ],
+)
+def test_walk_counts_accepted_drafts_of_each_pass(matches: list[str], passes: list[int]) -> None:
+    assert walk(np.array([[mark == "1" for mark in row] for row in matches])) == passes

@@ -1,0 +1,37 @@
+"""The HTTP routes that tlt-server adds to SGLang's, and `/metrics`, which it completes."""
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from sglang.srt.runtime_context import get_server_args
+
+from tlt_server.api.scrape import ServerCollector
+from tlt_server.api.status import describe
+
+router = APIRouter()
+
+
+def registry() -> CollectorRegistry:
+    """A registry that reads the metrics of all processes of this server.
+
+    Raises:
+        HTTPException: 404, the server runs without metrics.
+    """
+    if not get_server_args().enable_metrics:
+        raise HTTPException(404, "this server runs without metrics: start it with --enable-metrics")
+    registry = CollectorRegistry()
+    ServerCollector(registry)
+    return registry
+
+
+@router.get("/metrics")
+def metrics() -> Response:
+    """Prometheus' text format. SGLang's own route of this path comes later in the table, so this one answers."""
+    return Response(generate_latest(registry()), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/tlt/v1/status")
+def status() -> Response:
+    """What this server is and how speculation does, as the client's `Status`."""
+    families = list(registry().collect())
+    return Response(msgspec.json.encode(describe(get_server_args(), families)), media_type="application/json")

@@ -1,0 +1,56 @@
+"""What `GET /tlt/v1/status` says, from the server's settings and its metrics."""
+
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client.core import Metric
+from tlt_client.schemas import AcceptLength, Arm, Counters, Models, Status
+
+from tlt_server import __version__
+from tlt_server.metrics import SpecCounts
+
+_started = time.monotonic()
+
+
+def describe(server_args: Any, families: Sequence[Metric]) -> Status:
+    """The status of a server.
+
+    Args:
+        server_args: upstream's, with the arm that runs.
+        families: one scrape of all metrics.
+    """
+    counts = SpecCounts.read(families)
+    speculation = server_args.speculative_algorithm is not None
+    arm = None
+    if speculation:
+        a = server_args
+        arm = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
+    recent = _gauge(families, "sglang:spec_accept_length")
+    return Status(
+        version=__version__,
+        sglang_version=version("sglang"),
+        models=Models(server_args.model_path, server_args.speculative_draft_model_path),
+        speculation=speculation,
+        arm=arm,
+        accept_length=AcceptLength(recent=recent or None, total=counts.accept_length),
+        counters=Counters(counts.drafts, counts.draft_tokens, counts.accepted_tokens, counts.accepted_per_position),
+        uptime_s=time.monotonic() - _started,
+        help=_one_line(speculation, counts),
+    )
+
+
+def _gauge(families: Sequence[Metric], name: str) -> float | None:
+    values = [sample.value for family in families if family.name == name for sample in family.samples]
+    return max(values, default=None)
+
+
+def _one_line(speculation: bool, counts: SpecCounts) -> str:
+    """What a user asks first: does speculation help?"""
+    if not speculation:
+        return "speculation is off: the server was started without a drafter"
+    if counts.accept_length is None:
+        return "speculation is on; no rollout has been verified yet"
+    said = f"a target pass gives {counts.accept_length:.2f} tokens on average, over {counts.drafts} passes"
+    return said if counts.accept_length >= 1.2 else f"{said}: the drafter hardly helps; train it on this target"

@@ -1,0 +1,106 @@
+"""The command line: `tlt-server {fork, serve, demo}`. The only place that reads argv."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tlt_server import __version__
+from tlt_server.config import Arm, ServerConfig
+from tlt_server.errors import ForkError, TltError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A rollout server for RL training: SGLang with lossless speculative decoding.",
+)
+fork = typer.Typer(no_args_is_help=True, help="Make, install and check our build of SGLang.")
+app.add_typer(fork, name="fork")
+_out = Console(highlight=False, soft_wrap=True)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        _out.print(__version__)
+        raise typer.Exit
+
+
+@fork.command("build")
+def fork_build(
+    out: Annotated[Path, typer.Option(help="Folder for the wheel.")],
+    python: Annotated[str | None, typer.Option(help="Python version to build for, as in 3.12.")] = None,
+    wheel: Annotated[Path | None, typer.Option(help="The pristine wheel, instead of downloading it.")] = None,
+) -> None:
+    """Build the fork's wheel from the pristine SGLang and our patches."""
+    from tlt_server.fork.build import build_fork
+
+    built = build_fork(out, python, wheel)
+    _out.print(f"{built.wheel} {'built' if built.fresh else 'was there already'}")
+
+
+@fork.command("install")
+def fork_install(
+    extra: Annotated[str | None, typer.Option(help="gpu: with everything that SGLang needs on a GPU.")] = None,
+    wheel: Annotated[Path | None, typer.Option(help="The pristine wheel, instead of downloading it.")] = None,
+) -> None:
+    """Build the fork for this Python and install it into this environment."""
+    from tlt_server.fork.install import install_fork
+    from tlt_server.fork.status import check
+
+    done = install_fork(extra, pristine=wheel)
+    _out.print(check().message + ("" if done else " already"))
+
+
+@fork.command("check")
+def fork_check() -> None:
+    """Say which SGLang is installed; exit with 0 only for the fork."""
+    from tlt_server.fork.status import check
+
+    status = check()
+    if not status.ok:
+        raise ForkError(status.message)
+    _out.print(status.message)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]},
+    epilog="Every flag of `sglang serve` works too: see `python -m sglang.launch_server --help`.",
+)
+def serve(
+    context: typer.Context,
+    drafter: Annotated[str | None, typer.Option(help="Folder of an EAGLE or EAGLE-3 drafter.")] = None,
+    arm: Annotated[str | None, typer.Option(help="num_steps,topk,num_draft_tokens; 3,1,4 by default.")] = None,
+    speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
+    tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
+) -> None:
+    """Run the rollout server. Without a model it serves the small embedded one."""
+    from tlt_server.fork.status import require_fork
+
+    config = read_config(tlt_config, drafter, arm, speculation)
+    require_fork()
+    from tlt_server.launch import serve as run
+
+    run(config, context.args)
+
+
+def read_config(
+    path: Path | None, drafter: str | None = None, arm: str | None = None, speculation: bool | None = None
+) -> ServerConfig:
+    """Our settings: the file's, overridden by the flags that were given."""
+    import msgspec
+
+    config = ServerConfig.from_file(str(path)) if path else ServerConfig()
+    given = {"drafter": drafter, "arm": Arm.parse(arm) if arm else None, "speculation": speculation}
+    return msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
+
+
+def main() -> None:
+    """The entry point: an error of ours is one line and its exit code, anything else a traceback."""
+    try:
+        app()
+    except TltError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"tlt-server: {error}", markup=False)
+        sys.exit(error.exit_code)

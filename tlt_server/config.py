@@ -1,0 +1,92 @@
+"""Our own settings of the rollout server, checked once, at the door; nothing below reads argv or the environment.
+
+The command line builds a `ServerConfig` and hands it to SGLang's processes in one environment variable: they are
+spawned, so they share no memory with it. The variable is also what wakes the seams of the fork: where it is not set,
+patched SGLang behaves as upstream's.
+"""
+
+import os
+from typing import Self
+
+import msgspec
+
+from tlt_server.errors import ConfigError
+
+ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
+
+
+class Arm(msgspec.Struct, frozen=True, array_like=True):
+    """A speculative strategy: draft depth, branches kept at each depth, tokens verified in one target pass."""
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+    def __post_init__(self) -> None:
+        if min(self.num_steps, self.topk) < 1:
+            raise ConfigError(f"arm {self}: num_steps and topk must be at least 1")
+        if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            raise ConfigError(f"arm {self}: a chain verifies num_steps + 1 = {self.num_steps + 1} tokens")
+        if not 2 <= self.num_draft_tokens <= self.tree_size:
+            raise ConfigError(f"arm {self}: num_draft_tokens must lie between 2 and {self.tree_size}, the whole tree")
+
+    def __str__(self) -> str:
+        return f"({self.num_steps},{self.topk},{self.num_draft_tokens})"
+
+    @property
+    def tree_size(self) -> int:
+        """Nodes that a draft of this depth and width has, its root (the last sampled token) included."""
+        return 1 + self.topk + (self.num_steps - 1) * self.topk**2
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """An arm from `num_steps,topk,num_draft_tokens`.
+
+        Raises:
+            ConfigError: not three whole numbers, or not an arm.
+        """
+        try:
+            numbers = [int(part) for part in text.split(",")]
+        except ValueError:
+            numbers = []
+        if len(numbers) != 3:
+            raise ConfigError(f"arm {text!r}: write num_steps,topk,num_draft_tokens, as in 3,1,4")
+        return cls(*numbers)
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `tlt-server serve` adds to SGLang's flags.
+
+    drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; None: the embedded one for the embedded target, else
+        no speculation.
+    arm: the strategy that speculation runs with.
+    speculation: False serves without a drafter whatever `drafter` says.
+    """
+
+    drafter: str | None = None
+    arm: Arm = Arm(3, 1, 4)
+    speculation: bool = True
+
+    def to_environment(self) -> None:
+        """Hands the config to every process that is started from here on, and wakes the seams in this one."""
+        os.environ[ENVIRONMENT_VARIABLE] = msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The config of the server that this process belongs to."""
+        return msgspec.json.decode(os.environ[ENVIRONMENT_VARIABLE], type=cls)
+
+    @classmethod
+    def from_file(cls, path: str) -> Self:
+        """A config from a TOML file.
+
+        Raises:
+            ConfigError: the file is missing, not TOML, or holds an unknown or ill-typed key.
+        """
+        try:
+            with open(path, "rb") as file:
+                return msgspec.toml.decode(file.read(), type=cls)
+        except OSError as error:
+            raise ConfigError(f"config file {path}: {error.strerror}") from error
+        except (msgspec.DecodeError, ImportError) as error:
+            raise ConfigError(f"config file {path}: {error}") from error

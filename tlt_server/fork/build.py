@@ -1,0 +1,104 @@
+"""Pristine wheel + patches -> our wheel. Reads top to bottom as the pipeline that it is."""
+
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from tlt_server.errors import ForkError
+from tlt_server.fork.header import mark
+from tlt_server.fork.host import Host, require_host, require_python, this_python
+from tlt_server.fork.metadata import fork_version, rewrite_metadata, rewrite_version
+from tlt_server.fork.patching import apply_series, check_after, check_before
+from tlt_server.fork.pristine import SGLANG, Release, fetch
+from tlt_server.fork.series import Image, Series, load_images, load_series, sha256
+from tlt_server.fork.wheelfile import Entry, write_wheel
+
+VERSION_FILE = "sglang/_version.py"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished wheel; `fresh` is False where an earlier build had made it."""
+
+    wheel: Path
+    version: str
+    fresh: bool
+
+
+def build_fork(
+    out: Path,
+    python: str | None = None,
+    wheel: Path | None = None,
+    *,
+    root: Path | None = None,
+    release: Release = SGLANG,
+    host: Host | None = None,
+) -> Built:
+    """Make the fork's wheel for Python `python` ("3.11", by default the running one) in the folder `out`.
+
+    `wheel` is a local copy of the pristine wheel; without one it is downloaded. `root`, `release` and `host` are ours
+    unless a test says otherwise. Raises ForkError or PatchError, and then leaves nothing behind.
+    """
+    require_host(host or Host.here())
+    python = python or this_python()
+    require_python(python)
+    series, images = load_series(root), load_images(root)
+    version = fork_version(series)
+    target = out / release.wheel_name(python, version)
+    if is_fork_wheel(target, images):
+        return Built(target, version, fresh=False)
+    with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
+        pristine = fetch(release, python, wheel, Path(scratch))
+        with ZipFile(pristine) as archive:
+            changed = _changed_files(archive, series, images, version)
+            out.mkdir(parents=True, exist_ok=True)
+            write_wheel(target, f"sglang-{version}.dist-info", _entries(archive, changed, release, version))
+    return Built(target, version, fresh=True)
+
+
+def is_fork_wheel(wheel: Path, images: Mapping[str, Image]) -> bool:
+    """Whether `wheel` is a whole wheel with every changed file as `images` has it."""
+    try:
+        with ZipFile(wheel) as archive:
+            names = set(archive.namelist())
+            return archive.testzip() is None and all(
+                path in names and sha256(archive.read(path)) == image.after for path, image in images.items()
+            )
+    except (FileNotFoundError, BadZipFile, EOFError, zlib.error):
+        return False
+
+
+def notice() -> bytes:
+    """Our NOTICE: beside this file in an installed wheel, at the top of the repository in a checkout."""
+    for folder in (Path(__file__).parent, Path(__file__).parents[2]):
+        if (folder / "NOTICE").is_file():
+            return (folder / "NOTICE").read_bytes()
+    raise ForkError(f"NOTICE is missing from {Path(__file__).parent}: install tlt-server again")
+
+
+def _changed_files(archive: ZipFile, series: Series, images: Mapping[str, Image], version: str) -> Mapping[str, bytes]:
+    """Path -> content of each file of the package that is not upstream's any more."""
+    check_before(archive, images)
+    files = apply_series(series, archive)
+    check_after(files, images, series.root)
+    numbered = rewrite_version(archive.read(VERSION_FILE).decode(), version).encode()
+    return {path: file.after for path, file in files.items()} | {VERSION_FILE: mark(numbered, ["its version"])}
+
+
+def _entries(archive: ZipFile, changed: Mapping[str, bytes], release: Release, version: str) -> Iterator[Entry]:
+    """Every file of the fork but its RECORD."""
+    upstream, ours = f"sglang-{release.version}.dist-info", f"sglang-{version}.dist-info"
+    for info in archive.infolist():
+        if info.is_dir() or info.filename == f"{upstream}/RECORD" or info.filename in changed:
+            continue
+        content = archive.read(info)
+        if info.filename == f"{upstream}/METADATA":
+            content = rewrite_metadata(content.decode(), version).encode()
+        path = info.filename.replace(f"{upstream}/", f"{ours}/", 1)
+        yield Entry(path, content, executable=bool(info.external_attr >> 16 & 0o111))
+    for path, content in changed.items():
+        yield Entry(path, content)
+    yield Entry(f"{ours}/licenses/NOTICE", notice())

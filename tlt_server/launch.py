@@ -1,0 +1,138 @@
+"""From our config and the user's flags to a running SGLang server."""
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from tlt_server import demo
+from tlt_server.config import ServerConfig
+from tlt_server.errors import ConfigError
+from tlt_server.preflight import check_models, check_port, drafter_algorithm
+from tlt_server.support import require_supported
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+# What SGLang's own defaults get wrong on a machine without a GPU. float32: a CPU gains no speed from bfloat16, and
+# greedy output is then reproducible token for token. The pool of 32768 tokens bounds memory, of which SGLang would
+# otherwise take a share of all there is.
+CPU_FLAGS = {
+    "--device": "cpu",
+    "--attention-backend": "torch_native",
+    "--dtype": "float32",
+    "--mem-fraction-static": "0.2",
+    "--max-total-tokens": "32768",
+    "--max-running-requests": "32",
+    "--skip-server-warmup": None,
+}
+# One thread a scheduler: with torch's default, busy-polling processes fight over the cores and run ten times slower.
+# Without TORCHDYNAMO_DISABLE the first request waits for a C++ compiler. NATIVE_MOVE: by tensors, not by addresses.
+CPU_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_NATIVE_MOVE_KV_CACHE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str]:
+    """SGLang's argv: the user's flags unchanged, then ours for what they left open.
+
+    Args:
+        config: our settings.
+        argv: the user's flags for SGLang.
+        gpu: whether the server will run on one.
+
+    Raises:
+        ConfigError: the drafter is not one that SGLang loads.
+    """
+    added: dict[str, str | None] = {"--enable-metrics": None}
+    drafter = config.drafter
+    if not _given(argv, "--model-path") and not _given(argv, "--model") and not _given(argv, "--config"):
+        target, embedded_drafter = demo.default_paths()
+        added["--model-path"] = str(target)
+        drafter = drafter or str(embedded_drafter)
+    if drafter and config.speculation and not _given(argv, "--speculative-algorithm"):
+        added |= {
+            "--speculative-algorithm": drafter_algorithm(drafter),
+            "--speculative-draft-model-path": drafter,
+            "--speculative-num-steps": str(config.arm.num_steps),
+            "--speculative-eagle-topk": str(config.arm.topk),
+            "--speculative-num-draft-tokens": str(config.arm.num_draft_tokens),
+        }
+    if not gpu:
+        added |= CPU_FLAGS
+    flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]
+    return [*argv, *(word for pair in flags for word in pair)]
+
+
+def _given(argv: Sequence[str], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in argv)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Upstream's flags with our manners: one line for a mistake, not four hundred of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parse(argv: Sequence[str]) -> "ServerArgs":
+    """SGLang's settings from its argv.
+
+    Raises:
+        ConfigError: an unknown flag, a bad value, a model that cannot be found or read.
+    """
+    from sglang.srt.server_args import ServerArgs, prepare_server_args
+
+    parser = _Parser(prog="tlt-server serve", allow_abbrev=False, add_help=False)
+    ServerArgs.add_cli_args(parser)
+    if not _given(argv, "--config"):
+        _, unknown = parser.parse_known_args(argv)
+        if unknown:
+            known = [flag for action in parser._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            raise ConfigError(f"unknown flag {unknown[0]}" + (f": did you mean {near[0]}?" if near else ""))
+    try:
+        return prepare_server_args(list(argv))
+    except (OSError, ValueError, AssertionError, NotImplementedError) as error:  # how upstream refuses settings
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"SGLang refuses these settings: {reason}") from error
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that this build of torch can use."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def serve(config: ServerConfig, argv: Sequence[str]) -> None:
+    """Runs the rollout server until it is stopped.
+
+    Raises:
+        ConfigError: settings, models or port that cannot be used.
+        UnsupportedError: a combination of features that would not work.
+    """
+    gpu = has_gpu()
+    if not gpu:
+        for name, value in CPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+    composed = compose(config, argv, gpu=gpu)
+    config.to_environment()
+    server_args = parse(composed)
+    require_supported(server_args)
+    if server_args.speculative_algorithm is not None:
+        check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
+    check_port(server_args.host, server_args.port)
+
+    from sglang.launch_server import run_server
+    from sglang.srt.utils import kill_process_tree
+
+    try:
+        run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)

@@ -1,0 +1,97 @@
+"""Checks that take milliseconds and spare the user a minute of loading and a traceback."""
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tlt_server.errors import ConfigError
+
+
+def read_config(model: Path) -> Mapping[str, Any]:
+    """A local model folder's config.json.
+
+    Raises:
+        ConfigError: no such folder, no config.json in it, or not JSON.
+    """
+    if not model.is_dir():
+        raise ConfigError(f"model {model}: no such folder")
+    path = model / "config.json"
+    try:
+        config: Mapping[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"model {model}: it has no config.json, so it is not a model's folder") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from error
+    return config
+
+
+def drafter_algorithm(drafter: str) -> str:
+    """`EAGLE` or `EAGLE3`, by the architecture that a local drafter's config.json names.
+
+    Raises:
+        ConfigError: not a drafter, or not on this machine.
+    """
+    if not Path(drafter).is_dir():
+        raise ConfigError(
+            f"drafter {drafter}: no such folder. For one on the hub, name its algorithm too, as SGLang does: "
+            "--speculative-algorithm EAGLE --speculative-draft-model-path NAME"
+        )
+    architecture = str((read_config(Path(drafter)).get("architectures") or ["none"])[0])
+    if "Eagle3" in architecture:
+        return "EAGLE3"
+    if "Eagle" in architecture:
+        return "EAGLE"
+    raise ConfigError(f"drafter {drafter}: its architecture, {architecture}, is neither EAGLE's nor EAGLE-3's")
+
+
+def check_models(target: Path, drafter: Path) -> None:
+    """Checks that two local models are readable and fit each other; a hub name, which is no folder, passes.
+
+    Raises:
+        ConfigError: a damaged weight file, or a drafter made for another target.
+    """
+    for model in (target, drafter):
+        if model.is_dir():
+            _check_weights(model)
+    if not (target.is_dir() and drafter.is_dir()):
+        return
+    ours, theirs = read_config(target), read_config(drafter)
+    pairs = {
+        "hidden_size": (ours.get("hidden_size"), theirs.get("target_hidden_size", theirs.get("hidden_size"))),
+        "vocab_size": (ours.get("vocab_size"), theirs.get("vocab_size")),
+    }
+    for name, (wanted, found) in pairs.items():
+        if None not in (wanted, found) and wanted != found:
+            raise ConfigError(
+                f"drafter {drafter} does not fit target {target}: {name} is {found}, the target's is {wanted}. "
+                "Use the drafter that was trained for this target"
+            )
+
+
+def _check_weights(model: Path) -> None:
+    """Opens every weight file: its header is parsed and compared with the file's length, no tensor is read."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(model.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path}: damaged or incomplete ({error}). Copy or download it again") from error
+
+
+def check_port(host: str, port: int) -> None:
+    """Checks that the server's port is free.
+
+    Raises:
+        ConfigError: it is in use, or not ours to take.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error

@@ -1,0 +1,77 @@
+"""A rollout server as a child process: started, waited for, ended, by whoever needs one for a while."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+
+from tlt_server.errors import TltError
+
+
+class ServerFailed(TltError):
+    """A server that we started ended early, or did not answer in time; the message ends with its last log lines."""
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running_server(arguments: Sequence[str], log: Path, *, start_timeout: float = 180) -> Iterator[str]:
+    """Runs `tlt-server serve ARGUMENTS` on a free port of loopback; yields its URL once it answers.
+
+    Args:
+        arguments: flags of `tlt-server serve`, without host and port.
+        log: where its output goes.
+        start_timeout: seconds until it must answer.
+
+    Raises:
+        ServerFailed: it ended, or did not answer in time.
+    """
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "tlt_server", "serve", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        _await_health(server, url, log, start_timeout)
+        yield url
+    finally:
+        _end(server)
+
+
+def _await_health(server: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise ServerFailed(f"the server ended with exit code {server.returncode}:\n{_tail(log)}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise ServerFailed(f"the server did not answer within {timeout:.0f} s:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Ends the server as Ctrl-C would; then whatever is left of the processes that it started."""
+    if server.poll() is None:
+        server.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=15)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()

@@ -1,0 +1,99 @@
+"""The one form of every JSON result of this project: what was measured, where, with which versions and revision."""
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+PACKAGES = ("tlt-server", "sglang", "torch", "transformers", "flashinfer-python", "triton")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A result.
+
+    name: of the benchmark or demo.
+    date: UTC, ISO 8601, to the second.
+    machine: what it ran on.
+    versions: of the packages that decide the figures; only those installed.
+    revision: git's, with `+` where the tree had uncommitted changes; `unknown` outside a checkout.
+    argv: the command.
+    figures: flat names to numbers; benchmarks/README.md defines each, with its unit.
+    """
+
+    name: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+    revision: str
+    argv: list[str]
+    figures: dict[str, float | int]
+
+
+def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]) -> Result:
+    """A result of this machine, now."""
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    return Result(
+        name=name,
+        date=now.isoformat(),
+        machine=describe_machine(),
+        versions=dict(_installed()),
+        revision=git_revision(),
+        argv=argv,
+        figures=dict(figures),
+    )
+
+
+def write(result: Result, path: Path) -> None:
+    """Writes a result whole or not at all."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(text)
+    partial.replace(path)
+
+
+def read(path: Path) -> Result:
+    """A result from its file.
+
+    Raises:
+        msgspec.ValidationError: the file is not of this form.
+    """
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def describe_machine() -> str:
+    """Cores, memory and GPUs of this machine, in words."""
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return f"{platform.machine()}, {os.cpu_count()} cores, {gigabytes:.0f} GB" + "".join(f", {gpu}" for gpu in _gpus())
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _installed() -> list[tuple[str, str]]:
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_revision() -> str:
+    """The revision of the checkout that this package lies in."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if dirty.strip() else "")

@@ -1,0 +1,142 @@
+"""What works together with speculation, in one table: read by the server at start, by a test, and by the README.
+
+Without speculation all is upstream's, and nothing is refused here. With it, what no test of ours exercises is refused:
+not tested is not "works".
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tlt_server.errors import UnsupportedError
+
+Args = Any  # upstream's ServerArgs: this module imports nothing of SGLang's
+
+
+class Feature(NamedTuple):
+    """A row of the matrix.
+
+    name: as the README prints it.
+    flags: SGLang's flags that turn it on.
+    used: whether a server's settings use it.
+    refusal: why it is refused with speculation; None where it works.
+    """
+
+    name: str
+    flags: str
+    used: Callable[[Args], bool]
+    refusal: str | None = None
+
+
+def _algorithm(args: Args) -> str:
+    return str(args.speculative_algorithm)
+
+
+def _lossy_thresholds(args: Args) -> bool:
+    return min(args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc) < 1
+
+
+UNTESTED = "not tested with our verification yet"
+
+FEATURES: Sequence[Feature] = (
+    Feature(
+        "EAGLE, chain",
+        "--speculative-algorithm EAGLE --speculative-eagle-topk 1",
+        lambda a: _algorithm(a) == "EAGLE" and a.speculative_eagle_topk == 1,
+    ),
+    Feature(
+        "EAGLE, tree",
+        "--speculative-algorithm EAGLE --speculative-eagle-topk 4",
+        lambda a: _algorithm(a) == "EAGLE" and a.speculative_eagle_topk > 1,
+    ),
+    Feature(
+        "EAGLE-3, chain",
+        "--speculative-algorithm EAGLE3 --speculative-eagle-topk 1",
+        lambda a: _algorithm(a) == "EAGLE3" and a.speculative_eagle_topk == 1,
+    ),
+    Feature(
+        "EAGLE-3, tree",
+        "--speculative-algorithm EAGLE3 --speculative-eagle-topk 4",
+        lambda a: _algorithm(a) == "EAGLE3" and a.speculative_eagle_topk > 1,
+    ),
+    Feature("Several tokenizer workers", "--tokenizer-worker-num 2", lambda a: a.tokenizer_worker_num > 1),
+    Feature("Tensor parallelism (TP)", "--tp-size 2", lambda a: a.tp_size > 1),
+    Feature("Data parallelism (DP)", "--dp-size 2", lambda a: a.dp_size > 1 and not a.enable_dp_attention),
+    Feature("DP attention", "--enable-dp-attention", lambda a: a.enable_dp_attention, UNTESTED),
+    Feature(
+        "Pipeline parallelism (PP)", "--pp-size 2", lambda a: a.pp_size > 1, "SGLang's drafters run in one stage only"
+    ),
+    Feature(
+        "Prefill/decode disaggregation",
+        "--disaggregation-mode prefill",
+        lambda a: a.disaggregation_mode not in (None, "null"),
+        UNTESTED,
+    ),
+    Feature("LoRA", "--enable-lora", lambda a: bool(a.enable_lora), "the drafter would not follow the adapter"),
+    Feature("Quantized target", "--quantization fp8", lambda a: a.quantization is not None, UNTESTED),
+    Feature("Memory saver", "--enable-memory-saver", lambda a: a.enable_memory_saver, UNTESTED),
+    Feature(
+        "Deterministic inference",
+        "--enable-deterministic-inference",
+        lambda a: a.enable_deterministic_inference,
+        "drafting does not draw from the requests' seeds",
+    ),
+    Feature("Hierarchical cache", "--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache, UNTESTED),
+    Feature("Pages of several tokens", "--page-size 16", lambda a: (a.page_size or 1) > 1, UNTESTED),
+    Feature(
+        "NGRAM drafting",
+        "--speculative-algorithm NGRAM",
+        lambda a: _algorithm(a) == "NGRAM",
+        "it verifies by upstream's sampler, which ignores min_p",
+    ),
+    Feature(
+        "MTP, stand-alone and other drafters",
+        "--speculative-algorithm STANDALONE",
+        lambda a: _algorithm(a) not in ("EAGLE", "EAGLE3", "NGRAM") or bool(a.enable_multi_layer_eagle),
+        UNTESTED,
+    ),
+    Feature(
+        "SGLang's adaptive depth",
+        "--speculative-adaptive",
+        lambda a: a.speculative_adaptive,
+        "it changes the draft depth under our counters",
+    ),
+    Feature(
+        "Rejection sampling with the drafter's probabilities",
+        "--speculative-use-rejection-sampling",
+        lambda a: a.speculative_use_rejection_sampling,
+        UNTESTED,
+    ),
+    Feature(
+        "Relaxed acceptance",
+        "--speculative-accept-threshold-single 0.9",
+        _lossy_thresholds,
+        "it changes what is sampled; ours is lossless",
+    ),
+    Feature(
+        "Reduced draft vocabulary for EAGLE",
+        "--speculative-token-map FILE",
+        lambda a: a.speculative_token_map is not None,
+        UNTESTED,
+    ),
+)
+
+
+def require_supported(args: Args) -> None:
+    """Refuses a server whose settings combine speculation with what does not work with it.
+
+    Raises:
+        UnsupportedError: names every such feature, its reason and its flag.
+    """
+    if args.speculative_algorithm is None:
+        return
+    refused = [f"{f.name} ({f.flags}): {f.refusal}" for f in FEATURES if f.refusal and f.used(args)]
+    if refused:
+        raise UnsupportedError(
+            "refused together with speculation: " + "; ".join(refused) + ". Drop the flag, or add --no-speculation"
+        )
+
+
+def as_markdown() -> str:
+    """The matrix as the README prints it."""
+    rows = [f"| {f.name} | `{f.flags}` | {'works' if f.refusal is None else f'refused: {f.refusal}'} |" for f in FEATURES]
+    return "\n".join(["| with speculation | flags | |", "|---|---|---|", *rows])
