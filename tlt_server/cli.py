@@ -86,6 +86,23 @@ def serve(
     run(config, context.args)
 
 
+@app.command()
+def demo(
+    problems: Annotated[int, typer.Option(min=1, help="Problems; each is answered 8 times.")] = 16,
+    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+) -> None:
+    """Serve the embedded model with speculation off and on, send it rollouts, compare."""
+    from tlt_server import results
+    from tlt_server.demo.run import run
+    from tlt_server.fork.status import require_fork
+
+    require_fork()
+    figures = run(problems, _out)
+    if json:
+        results.write(results.measured_here("demo", ["tlt-server", *sys.argv[1:]], figures), json)
+        _out.print(f"figures written to {json}")
+
+
 def read_config(
     path: Path | None, drafter: str | None = None, arm: str | None = None, speculation: bool | None = None
 ) -> ServerConfig:

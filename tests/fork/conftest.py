@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from toy_release import Toy
+from tests.fork.toy import Toy
 
 from tlt_server.fork.build import Built, build_fork
 from tlt_server.fork.host import this_python

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_release import ALPHA, Toy, diff
+from tests.fork.toy import ALPHA, Toy, diff
 
 from tlt_server.errors import ForkError, PatchError
 from tlt_server.fork.host import Host, require_host, require_python

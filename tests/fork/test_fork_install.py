@@ -52,9 +52,12 @@ class Bare:
             name = Requirement(line).name
             self.pretend(name, PINNED.get(name, "99.0"))
 
+    def forget(self, name: str) -> None:
+        for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            shutil.rmtree(info)
+
     def pretend(self, name: str, version: str) -> None:
-        for old in self.site.glob(f"{name}-*.dist-info"):
-            shutil.rmtree(old)
+        self.forget(name)
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -132,22 +135,20 @@ def test_a_life_with_pip(with_pip: Bare, fork: Built, slim: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("uv")
-def test_a_life_with_uv(fork: Built, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_life_with_uv(slim: Path, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     bare = Bare(tmp_path / "with-uv")
     bare.make(pip=False)
     assert not has_pip(bare.python)
-    assert install(fork.wheel, python=bare.python)
+    assert install(slim, python=bare.python)
     assert bare.verdict(tmp_path)[0] == "OURS"
-    assert Environment.of(bare.python).versions["torch"] == TORCH
-    assert not install(fork.wheel, python=bare.python)
 
     altered = bare.site / next(iter(load_images()))
     with altered.open("ab") as file:  # in place, hence in uv's cache too
         file.write(b"# a quick fix\n")
     verdict, message = bare.verdict(tmp_path)
     assert (verdict, str(altered) in message) == ("ALTERED", True)
-    assert install_fork(python=bare.python, pristine=pristine)
+    assert install(slim, python=bare.python)
     assert bare.verdict(tmp_path)[0] == "OURS"
 
     command = [*install_command(bare.python), "--quiet", "--no-deps", str(pristine)]
@@ -156,6 +157,32 @@ def test_a_life_with_uv(fork: Built, pristine: Path, tmp_path: Path, monkeypatch
     assert verdict == "UPSTREAM"
     assert message.startswith("SGLang 0.5.17 is not")
     assert message.endswith(": run `tlt-server fork install`")
+
+    assert install_fork(python=bare.python, pristine=pristine)
+    assert bare.verdict(tmp_path)[0] == "OURS"
+    assert Environment.of(bare.python).versions["torch"] == TORCH
+    assert not install_fork(python=bare.python)
+
+
+def test_a_torch_that_is_there_stays(
+    with_pip: Bare, slim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a missing requirement has a newest version that wants another torch, an older one is taken."""
+    for name, version, requires in [
+        ("torch", "2.14.0", ""),
+        ("torchvision", "0.29.0", "Requires-Dist: torch==2.14.0\n"),
+        ("torchvision", "0.28.0", "Requires-Dist: torch==2.13.0\n"),
+    ]:
+        info = f"{name}-{version}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
+        wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        entries = [Entry(f"{info}/METADATA", metadata.encode()), Entry(f"{info}/WHEEL", wheel.encode())]
+        write_wheel(tmp_path / f"{name}-{version}-py3-none-any.whl", info, entries)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with_pip.forget("torchvision")
+    assert install(slim, python=with_pip.python)
+    versions = Environment.of(with_pip.python).versions
+    assert (versions["torch"], versions["torchvision"]) == (TORCH, "0.28.0")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +234,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_touched(
 
 
 def test_an_installer_that_fails_is_reported(with_pip: Bare, slim: Path) -> None:
-    shutil.rmtree(next(with_pip.site.glob("loguru-*.dist-info")))
+    with_pip.forget("loguru")
     with pytest.raises(ForkError, match=r"-m pip install .* failed with exit code 1"):
         install(slim, python=with_pip.python)
     with_pip.pretend("loguru", "99.0")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tlt_server.engine.sampling import filter_probs
+from tlt_server.engine.sampling import apply_min_new_tokens, filter_probs, stop_token_table
 
 
 def filter_target_probs(probs: torch.Tensor, sampling_info: Any, verify_input: Any) -> torch.Tensor:
@@ -18,15 +18,13 @@ def filter_target_probs(probs: torch.Tensor, sampling_info: Any, verify_input: A
     Args:
         probs: [bs * num_draft_tokens, vocab] float32, after temperature.
         sampling_info: upstream's `SamplingBatchInfo` of the batch.
+        verify_input: upstream's `EagleVerifyInput`.
 
     Returns:
         The same shape, filtered by each request's top_k, top_p and min_p, renormalised.
     """
-    info = sampling_info
-    if not (info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling):
-        return probs
-    filters = (info.top_ks, info.top_ps, info.min_ps)
-    return filter_probs(probs, *(each.repeat_interleave(verify_input.draft_token_num) for each in filters))
+    nodes = verify_input.draft_token_num
+    return filter_probs(probs, *(f if f is None else f.repeat_interleave(nodes) for f in _filters(sampling_info)))
 
 
 def sample_filtered(probs: torch.Tensor, sampling_info: Any) -> torch.Tensor:
@@ -35,9 +33,17 @@ def sample_filtered(probs: torch.Tensor, sampling_info: Any) -> torch.Tensor:
     Upstream's flashinfer sampler filters jointly, except in a batch where any request asks for min_p: there it filters
     one after the other, so that what a request samples depends on its neighbours.
     """
-    info = sampling_info
-    kept = filter_probs(probs, info.top_ks, info.top_ps, info.min_ps)
+    kept = filter_probs(probs, *_filters(sampling_info))
     return torch.multinomial(kept, num_samples=1).view(-1).to(torch.int32)
+
+
+def _filters(info: Any) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Each request's top_k, top_p and min_p, [bs] each; None where no request of the batch needs it."""
+    return (
+        info.top_ks if info.need_top_k_sampling else None,
+        info.top_ps if info.need_top_p_sampling else None,
+        info.min_ps if info.need_min_p_sampling else None,
+    )
 
 
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:
@@ -45,20 +51,17 @@ def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[
 
     Args:
         logits: [bs * num_draft_tokens, vocab], the target's at every node.
-        positions: [bs * num_draft_tokens] int, each node's position in its sequence; the token sampled after a node
-            at position p is output number p + 1 - prompt length, counted from zero.
+        positions: [bs * num_draft_tokens] int, each node's position in its sequence.
         reqs: the batch's requests, in order.
     """
     if not any(req.sampling_params.min_new_tokens for req in reqs):
         return
-    nodes = positions.view(len(reqs), -1)
-    first_free = [len(req.origin_input_ids) - 1 + req.sampling_params.min_new_tokens for req in reqs]
-    early = nodes < torch.tensor(first_free).to(nodes.device, non_blocking=True)[:, None]
-    stops = torch.zeros(len(reqs), logits.shape[-1], dtype=torch.bool)
-    for row, req in zip(stops, reqs, strict=True):
-        row[sorted(stop_tokens(req))] = True
-    forbidden = early[:, :, None] & stops.to(logits.device, non_blocking=True)[:, None, :]
-    logits.masked_fill_(forbidden.view_as(logits), float("-inf"))
+    prompts = torch.tensor([len(req.origin_input_ids) for req in reqs])
+    least = torch.tensor([req.sampling_params.min_new_tokens for req in reqs])
+    table = stop_token_table([stop_tokens(req) for req in reqs])
+    prompts, least, table = (each.to(logits.device, non_blocking=True) for each in (prompts, least, table))
+    output_lens = positions.view(len(reqs), -1) + 1 - prompts[:, None]
+    apply_min_new_tokens(logits, output_lens, least, table)
 
 
 def stop_tokens(req: Any) -> set[int]:

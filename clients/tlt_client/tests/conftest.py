@@ -33,7 +33,7 @@ class Blocking:
 
 @pytest.fixture(params=["sync", "async"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """connect(url, **options) gives a client that does not really sleep; `client.pauses` says how long it would have."""
+    """connect(url, **options) gives a client that does not sleep; `client.pauses` says how long it would have."""
     loop = asyncio.new_event_loop()
     opened = []
 

@@ -1,7 +1,7 @@
 """A small HTTP server on a real socket that answers in SGLang 0.5.17's shapes, and misbehaves when told to.
 
-`acts` are played by the /generate requests in the order in which they come; without one, a request is answered well. Its
-"sampling" repeats the prompt's tokens, so that an answer can be told by its question.
+`acts` are played by the /generate requests in the order in which they come; without one, a request is answered well.
+Its "sampling" repeats the prompt's tokens, so that an answer can be told by its question.
 """
 
 import json

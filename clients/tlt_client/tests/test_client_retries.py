@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang_stand_in import (
     ABORT,
+    Act,
     drop_after_reading,
     drop_before_reading,
     drop_in_the_middle,
@@ -40,81 +41,92 @@ Connect = Callable[..., Any]
 FULL = says(503, {"object": "error", "message": "The request queue is full."})
 RAN_OUT = says(503, {"object": "error", "message": "Request running timeout reached."})
 
-# name, acts, resamples of the rollout, /generate requests that the server read, rids that it was told to abort
+
+class Mended(NamedTuple):
+    name: str
+    acts: list[Act]
+    resamples: int
+    read: int
+    """/generate requests that the server read."""
+    aborted: int
+    stream: bool = False
+
+
 MENDED = [
-    ("well", [], 0, 1, 0),
-    ("dropped before reading", [drop_before_reading], 1, 1, 1),
-    ("dropped after reading", [drop_after_reading], 1, 2, 1),
-    ("dropped in the middle of the answer", [drop_in_the_middle], 1, 2, 1),
-    ("dropped twice", [drop_after_reading, drop_in_the_middle], 2, 3, 2),
-    ("queue full", [FULL, FULL], 0, 3, 0),
-    ("queue full, then dropped", [FULL, drop_after_reading], 1, 3, 1),
-    ("proxy lost its server", [says(502, "<html>Bad Gateway</html>")], 1, 2, 1),
-    ("proxy lost patience", [says(504, "")], 1, 2, 1),
+    Mended("well", [], 0, 1, 0),
+    Mended("dropped before reading", [drop_before_reading], 1, 1, 1),
+    Mended("dropped after reading", [drop_after_reading], 1, 2, 1),
+    Mended("dropped twice", [drop_after_reading, drop_after_reading], 2, 3, 2),
+    Mended("queue full", [FULL, FULL], 0, 3, 0),
+    Mended("queue full, then dropped", [FULL, drop_after_reading], 1, 3, 1),
+    Mended("proxy lost its server", [says(502, "<html>Bad Gateway</html>")], 1, 2, 1),
+    Mended("proxy lost patience", [says(504, "")], 1, 2, 1),
 ]
-
+MENDED += [case._replace(name=f"{case.name}, streaming", stream=True) for case in MENDED]
 # A stream that breaks off after a chunk is not mended but raised: test_client_streams.
-BOTH_WAYS = [(*case[1:], way) for case in MENDED for way in (0, 1) if not (way and drop_in_the_middle in case[1])]
-NAMES = [f"{c[0]}{way}" for c in MENDED for way in ("", ", streaming") if not (way and drop_in_the_middle in c[1])]
+MENDED += [Mended("dropped in the middle of the answer", [drop_in_the_middle], 1, 2, 1)]
 
 
-@pytest.mark.parametrize(("acts", "resamples", "read", "aborted", "stream"), BOTH_WAYS, ids=NAMES)
-def test_a_failure_is_mended_and_one_rollout_comes_of_it(
-    connect: Connect, acts: Any, resamples: int, read: int, aborted: int, stream: int
-) -> None:
-    with serving(*acts) as server:
+@pytest.mark.parametrize("case", MENDED, ids=lambda case: case.name)
+def test_a_failure_is_mended_and_one_rollout_comes_of_it(connect: Connect, case: Mended) -> None:
+    with serving(*case.acts) as server:
         client = connect(server.url)
-        given = client.stream("abc", rid="r")[-1].rollout if stream else client.generate("abc", rid="r")
-        assert (given.text, given.resamples) == ("abc", resamples)
-        assert len(server.rids) == read
-        assert given.rid == server.rids[-1] == ("r" if not resamples else f"~resample{resamples}-r")
+        given = client.stream("abc", rid="r")[-1].rollout if case.stream else client.generate("abc", rid="r")
+        assert (given.text, given.resamples) == ("abc", case.resamples)
+        assert len(server.rids) == case.read
+        assert given.rid == server.rids[-1] == (f"~resample{case.resamples}-r" if case.resamples else "r")
         # The abort of a lost request reaches the server before the one that takes its place, and cannot hit it.
-        assert server.aborted == ["r", "~resample1-r"][:aborted]
+        assert server.aborted == ["r", "~resample1-r"][: case.aborted]
         assert not any(given.rid.startswith(rid) for rid in server.aborted)
-        assert len(client.pauses) == len(acts)
+        assert len(client.pauses) == len(case.acts)
 
 
 DETAIL = {"detail": [{"loc": ["body", "sampling_params"], "msg": "is wrong", "type": "x"}]}
 
-# name, act, error, part of its message, requests read, rids aborted
+
+class Raised(NamedTuple):
+    name: str
+    act: Act
+    error: type[TltClientError]
+    message: str
+    read: int = 1
+    aborted: int = 0
+
+
 RAISED = [
-    ("400, OpenAI's shape", says(400, {"error": {"message": "too long"}}), BadRequest, "400: too long", 1, 0),
-    ("400, SGLang's shape", says(400, {"object": "error", "message": "bad"}), BadRequest, "400: bad", 1, 0),
-    ("422, FastAPI's shape", says(422, DETAIL), BadRequest, "body.sampling_params: is wrong", 1, 0),
-    ("404, FastAPI's shape", says(404, {"detail": "Not Found"}), BadRequest, "Not Found", 1, 0),
-    ("429 is a 4xx", says(429, "slow down", retry_after="0"), BadRequest, "slow down", 1, 0),
-    ("401", says(401, {"error": "Unauthorized"}), Unauthorized, "Unauthorized", 1, 0),
-    ("403", says(403, {"error": "Forbidden"}), Unauthorized, "Forbidden", 1, 0),
-    ("409", says(409, {"detail": "version 4 is live"}), VersionConflict, "version 4", 1, 0),
-    ("499", says(499, {"error": {"message": "Request r was aborted"}}), Aborted, "was aborted", 1, 0),
-    ("500", says(500, "Internal Server Error"), ServerError, "500: Internal", 1, 0),
-    ("503, sampled and thrown away", RAN_OUT, Timeout, "running timeout", 1, 1),
-    ("301", says(301, "", location="/elsewhere"), ProtocolError, "301", 1, 0),
-    ("not JSON", says(200, "<html>"), ProtocolError, "cannot be read", 1, 0),
-    ("a list", says(200, []), ProtocolError, "Expected `object`", 1, 0),
-    ("no meta_info", says(200, {"text": "", "output_ids": []}), ProtocolError, "`meta_info`", 1, 0),
-    ("no output_ids", lambda h, f: h.answer(200, rollout(f, [1], ABORT) | {"output_ids": None}), ProtocolError,
-     "`output_ids`", 1, 0),
-    ("no id", says(200, {"meta_info": {"completion_tokens": 1}}), ProtocolError, "`id`", 1, 0),
-    ("counts that disagree", lambda h, f: h.answer(200, rollout(f, [1, 2], ABORT, completion_tokens=3)), ProtocolError,
-     "`completion_tokens` is 3", 1, 0),
-    ("503 for ever", FULL, ServerUnavailable, "queue is full", 3, 0),
-    ("dropped for ever", drop_after_reading, ConnectionLost, "the connection broke", 2, 2),
+    Raised("400, OpenAI's shape", says(400, {"error": {"message": "too long"}}), BadRequest, "400: too long"),
+    Raised("400, SGLang's shape", says(400, {"object": "error", "message": "bad"}), BadRequest, "400: bad"),
+    Raised("422, FastAPI's shape", says(422, DETAIL), BadRequest, "body.sampling_params: is wrong"),
+    Raised("404, FastAPI's shape", says(404, {"detail": "Not Found"}), BadRequest, "Not Found"),
+    Raised("429 is a 4xx", says(429, "slow down", retry_after="0"), BadRequest, "slow down"),
+    Raised("401", says(401, {"error": "Unauthorized"}), Unauthorized, "Unauthorized"),
+    Raised("403", says(403, {"error": "Forbidden"}), Unauthorized, "Forbidden"),
+    Raised("409", says(409, {"detail": "version 4 is live"}), VersionConflict, "version 4"),
+    Raised("499", says(499, {"error": {"message": "Request r was aborted"}}), Aborted, "was aborted"),
+    Raised("500", says(500, "Internal Server Error"), ServerError, "500: Internal"),
+    Raised("503, sampled and thrown away", RAN_OUT, Timeout, "running timeout", 1, 1),
+    Raised("301", says(301, "", location="/elsewhere"), ProtocolError, "301"),
+    Raised("not JSON", says(200, "<html>"), ProtocolError, "cannot be read"),
+    Raised("a list", says(200, []), ProtocolError, "Expected `object`"),
+    Raised("no meta_info", says(200, {"text": "", "output_ids": []}), ProtocolError, "`meta_info`"),
+    Raised("no output_ids", lambda h, f: h.answer(200, rollout(f, [1], ABORT) | {"output_ids": None}), ProtocolError,
+           "`output_ids`"),
+    Raised("no id", says(200, {"meta_info": {"completion_tokens": 1}}), ProtocolError, "`id`"),
+    Raised("counts that disagree", lambda h, f: h.answer(200, rollout(f, [1, 2], ABORT, completion_tokens=3)),
+           ProtocolError, "`completion_tokens` is 3"),
+    Raised("503 for ever", FULL, ServerUnavailable, "queue is full", 3, 0),
+    Raised("dropped for ever", drop_after_reading, ConnectionLost, "the connection broke", 2, 2),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("act", "error", "message", "read", "aborted"), [c[1:] for c in RAISED], ids=[c[0] for c in RAISED]
-)
-def test_an_error_is_raised_after_as_many_requests_as_make_sense(
-    connect: Connect, act: Any, error: type[TltClientError], message: str, read: int, aborted: int
-) -> None:
-    with serving(*[act] * 9) as server:
+@pytest.mark.parametrize("case", RAISED, ids=lambda case: case.name)
+def test_an_error_is_raised_after_as_many_requests_as_make_sense(connect: Connect, case: Raised) -> None:
+    with serving(*[case.act] * 9) as server:
         client = connect(server.url, retry=Retry(attempts=3, resamples=1))
-        with pytest.raises(error, match=message) as raised:
+        with pytest.raises(case.error, match=case.message) as raised:
             client.generate("abc")
-        assert type(raised.value) is error
-        assert (len(server.rids), len(server.aborted)) == (read, aborted)
+        assert type(raised.value) is case.error
+        assert (len(server.rids), len(server.aborted)) == (case.read, case.aborted)
 
 
 def test_no_connection_is_retried_with_growing_pauses_and_then_raised(connect: Connect) -> None:

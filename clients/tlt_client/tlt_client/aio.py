@@ -14,7 +14,7 @@ from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
 from tlt_client.schemas import Status
 from tlt_client.session import Session, Streaming, harvest
-from tlt_client.transports import base_url_of, limits, socket_options
+from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
 
 T = TypeVar("T")
@@ -53,9 +53,12 @@ class AsyncClient:
             max_concurrency=max_concurrency,
         )
         self._sleep = sleep
+        url = base_url_of(base_url)
         if transport is None:
-            transport = httpx.AsyncHTTPTransport(limits=limits(max_concurrency), socket_options=socket_options())
-        self._http = httpx.AsyncClient(base_url=base_url_of(base_url), transport=transport)
+            transport = httpx.AsyncHTTPTransport(
+                verify=certificates_for(url), limits=limits(max_concurrency), socket_options=socket_options()
+            )
+        self._http = httpx.AsyncClient(base_url=url, transport=transport)
 
     async def generate(
         self,

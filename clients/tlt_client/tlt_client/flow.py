@@ -225,11 +225,13 @@ class Policy:
         return True
 
     def _may_send(self, sample: Sample) -> None:
+        sample.in_flight = (
+            True  # before the question: `Session.abandon` sets one, then reads the other, in another thread
+        )
         if sample.dropped:
             raise errors.Aborted(f"{sample.rid} was not sent: its batch had failed")
         if self.clock() >= sample.until:
             raise errors.Timeout(f"the deadline passed before {sample.rid} could be sent")
-        sample.in_flight = True
 
     def _back_off(self, attempt: int, failure: errors.RequestUnserved, until: float) -> Flow[None]:
         """Pauses before the next attempt, or raises `failure` if there is to be none."""

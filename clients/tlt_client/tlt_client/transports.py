@@ -18,6 +18,11 @@ def base_url_of(url: str) -> httpx.URL:
     return parsed
 
 
+def certificates_for(url: httpx.URL) -> bool:
+    """httpx's `verify`. Loading the certificates takes 40 ms, and plain HTTP never meets one: redirects are errors."""
+    return url.scheme == "https"
+
+
 def limits(max_concurrency: int) -> httpx.Limits:
     """As many connections as there are requests: a batch's own bound is the only queue.
 

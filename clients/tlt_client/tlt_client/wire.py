@@ -217,23 +217,33 @@ def refusal(status: int, message: str, path: str) -> errors.TltClientError:
     return kind(f"{path} answered {status}: {message}", status)
 
 
+class Complaint(msgspec.Struct):
+    msg: str
+    loc: list[str | int] = []
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.loc))}: {self.msg}"
+
+
+class Saying(msgspec.Struct):
+    message: str
+
+
+class ErrorBody(msgspec.Struct):
+    """`error` is OpenAI's shape, `message` SGLang's own, `detail` FastAPI's."""
+
+    error: Saying | str | None = None
+    message: str | None = None
+    detail: list[Complaint] | str | None = None
+
+
 def message_of(body: bytes) -> str:
-    """What the body of an error response says, in whichever of the server's shapes: OpenAI's, SGLang's, FastAPI's."""
+    """What the body of an error response says."""
     try:
-        said: Any = msgspec.json.decode(body)
+        said = msgspec.json.decode(body, type=ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = body.decode(errors="replace").strip()
-    if isinstance(said, dict):
-        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), said)
-    if isinstance(said, dict):
-        said = said.get("message", said)
-    if isinstance(said, list):
-        said = "; ".join(_complaint(item) for item in said)
-    return str(said)[:_MAX_MESSAGE] or "no reason given"
-
-
-def _complaint(item: Any) -> str:
-    if not isinstance(item, dict):
-        return str(item)
-    place = ".".join(str(part) for part in item.get("loc", ()))
-    return f"{place}: {item.get('msg', item)}"
+        said = ErrorBody()  # a proxy's page, say
+    error = said.error.message if isinstance(said.error, Saying) else said.error
+    detail = "; ".join(map(str, said.detail)) if isinstance(said.detail, list) else said.detail
+    text = error or said.message or detail or body.decode(errors="replace").strip()
+    return text[:_MAX_MESSAGE] or "no reason given"

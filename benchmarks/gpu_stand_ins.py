@@ -1,0 +1,44 @@
+"""Stand-ins for packages that SGLang imports on a GPU and never calls while it serves text.
+
+benchmarks/gpu_bundle.sh puts this file into its bundle as sitecustomize.py, so that Python runs it at start. Each name in
+a stand-in is a class that can be made, subclassed or used as a decorator, and does nothing.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+STOOD_IN = frozenset({"IPython", "soundfile", "deep_gemm"})
+
+
+class Nothing:
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+
+class Empty(ModuleType):
+    __path__: list[str] = []  # which makes it a package: its submodules are stand-ins too
+
+    def __getattr__(self, name: str) -> type[Nothing]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+
+class Finder(MetaPathFinder, Loader):
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] in STOOD_IN:
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> Empty:
+        return Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+sys.meta_path.append(Finder())

@@ -1,0 +1,18 @@
+"""The README's examples, run as they stand but for the address."""
+
+import re
+from pathlib import Path
+
+import pytest
+from sglang_stand_in import serving
+
+README = Path(__file__).parent.parent / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+PRINTED = ["9 stop None -0.4", "[[1, 2, 3], [4, 5, 6]]", "Why is the sky blue?\n all well"]
+
+
+@pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED, strict=True)))
+def test_an_example_prints_what_it_should(example: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        exec(compile(example.replace("http://127.0.0.1:30000", server.url), "README.md", "exec"), {})
+    assert printed in capsys.readouterr().out

@@ -1,0 +1,62 @@
+"""What the server counts is what the clients received."""
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.conftest import CONFIGS, Servers
+from tlt_client import Client, SamplingParams
+from tlt_server.metrics import SpecCounts
+
+pytestmark = pytest.mark.server
+
+ARMS = {"eagle-chain": 4, "eagle-tree": 16}
+
+
+def scrape(url: str) -> dict[tuple[str, str], float]:
+    text = httpx.get(f"{url}/metrics").text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return {(s.name, s.labels.get("position", s.labels.get("le", ""))): s.value for s in samples}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_counters_equal_what_clients_received(servers: Servers, name: str) -> None:
+    url = servers.get(CONFIGS[name])
+    before = scrape(url)
+    prompts = [f"What is {n}*{n + 3}?\n" for n in range(12, 24)]
+    with Client(url) as client:
+        rollouts = client.generate_batch(prompts, SamplingParams(max_new_tokens=64))
+        counters = client.status().counters
+    after = scrape(url)
+
+    def grown(metric: str, label: str = "") -> float:
+        return after.get((metric, label), 0) - before.get((metric, label), 0)
+
+    received = [rollout.spec for rollout in rollouts if rollout.spec]
+    calls, accepted = sum(r.verify_calls for r in received), sum(r.accepted_drafts for r in received)
+    assert calls > 0
+    assert grown("tlt_spec_drafts_total") == grown("vllm:spec_decode_num_drafts_total") == calls
+    assert grown("tlt_spec_draft_tokens_total") == calls * (ARMS[name] - 1)
+    assert grown("tlt_spec_draft_tokens_total") == sum(r.proposed_drafts for r in received)
+    assert grown("tlt_spec_accepted_tokens_total") == grown("vllm:spec_decode_num_accepted_tokens_total") == accepted
+    positions = [key for key in after if key[0] == "vllm:spec_decode_num_accepted_tokens_per_pos_total"]
+    assert sum(grown(*key) for key in positions) == accepted
+    assert grown("tlt_spec_accept_length_count") == calls
+    assert grown("tlt_spec_accept_length_sum") == calls + accepted
+    assert grown("tlt_spec_accept_length_bucket", "+Inf") == calls
+    assert counters.accepted_tokens == after["tlt_spec_accepted_tokens_total", ""]
+
+
+def test_meta_info_has_old_and_new_names(servers: Servers) -> None:
+    asked = {"text": "What is 34*56?\n", "sampling_params": {"max_new_tokens": 64}}
+    info = httpx.post(f"{servers.get(CONFIGS['eagle-tree'])}/generate", json=asked, timeout=60).json()["meta_info"]
+    assert info["spec_accept_token_num"] == info["spec_num_correct_drafts"] > 0
+    assert info["spec_draft_token_num"] == info["spec_num_proposed_drafts"] == 15 * info["spec_verify_ct"]
+    assert 0 < info["spec_accept_rate"] <= 1
+    assert 1 < info["spec_accept_length"] <= 6
+
+
+def test_counts_before_the_first_pass() -> None:
+    empty = SpecCounts.read([])
+    assert empty == SpecCounts(0, 0, ())
+    assert empty.accept_length is None

@@ -1,0 +1,27 @@
+"""Servers of several processes: tensor parallel, data parallel, several tokenizer workers. Greedy output is the same."""
+
+import pytest
+
+from tests.server.conftest import PROMPTS, Servers
+from tests.server.test_lossless import GREEDY
+from tlt_client import Client
+from tlt_server.demo.lossless import Tokens
+
+pytestmark = pytest.mark.server
+
+KINDS = {
+    "tokenizer workers": ["--tokenizer-worker-num", "2"],
+    "tensor parallel": ["--tp-size", "2", "--arm", "3,2,6"],
+    "data parallel": ["--dp-size", "2"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_processes(servers: Servers, kind: str, expected: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    with Client(servers.get(KINDS[kind])) as client:
+        rollouts = client.generate_batch(PROMPTS, GREEDY)
+        counters = client.status().counters
+    servers.close()
+    assert [rollout.tokens for rollout in rollouts] == expected
+    assert counters.drafts == sum(rollout.spec.verify_calls for rollout in rollouts if rollout.spec)

@@ -1,0 +1,70 @@
+"""Requests that a server must refuse, and those it must not."""
+
+import httpx
+import pytest
+
+from tests.server.conftest import CONFIGS, Servers
+
+pytestmark = pytest.mark.server
+
+INEXACT = {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2}
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1.0,
+    "min_p": 0,
+    "top_k": -1,
+    "top_p": 1.0,
+    "sampling_seed": 3,
+}
+
+
+@pytest.fixture
+def http(servers: Servers) -> httpx.Client:
+    return httpx.Client(base_url=servers.get(CONFIGS["eagle-chain"]), timeout=60)
+
+
+def ask(http: httpx.Client, **fields: object) -> httpx.Response:
+    return http.post("/generate", json={"text": "What is 3*4?\n", "sampling_params": {"max_new_tokens": 4}} | fields)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_inexact_requests_are_refused(http: httpx.Client, name: str) -> None:
+    answer = ask(http, sampling_params={"max_new_tokens": 4, name: INEXACT[name]})
+    assert answer.status_code == 400
+    assert name in answer.text
+    assert "--no-speculation" in answer.text
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_values_pass(http: httpx.Client, name: str) -> None:
+    assert ask(http, sampling_params={"max_new_tokens": 4, name: NEUTRAL[name]}).status_code == 200
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_the_openai_routes_refuse_too(http: httpx.Client, route: str) -> None:
+    asked = {"prompt": "3*4"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "3*4"}]}
+    answer = http.post(route, json={"model": "m", "max_tokens": 4, "frequency_penalty": 1.0, **asked})
+    assert answer.status_code == 400
+    assert "frequency_penalty" in answer.text
+
+
+MALFORMED = {
+    "not JSON": (b'{"text": ', 400),
+    "not an object": (b"[1, 2]", 400),
+    "a wrong type": (b'{"text": 5, "sampling_params": {"temperature": "hot"}}', 400),
+    "no prompt": (b'{"sampling_params": {}}', 400),
+    "longer than the context": (b'{"text": "3", "sampling_params": {"max_new_tokens": 100000}}', 400),
+    "a token that does not exist": (b'{"input_ids": [1000000]}', 400),
+    "an impossible value": (b'{"text": "3", "sampling_params": {"top_p": 7}}', 400),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_requests_are_refused_and_the_server_goes_on(http: httpx.Client, kind: str) -> None:
+    body, status = MALFORMED[kind]
+    answer = http.post("/generate", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status, answer.text
+    assert answer.text.strip()
+    assert "Traceback" not in answer.text
+    assert ask(http).status_code == 200

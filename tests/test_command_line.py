@@ -1,0 +1,69 @@
+"""Mistakes at the command line: one line that names the value and the remedy, exit code not 0, no traceback."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tlt_server.demo import default_paths
+
+pytestmark = pytest.mark.server
+TARGET, DRAFTER = default_paths()
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "tlt_server", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    ours = [line for line in done.stderr.splitlines() if line.startswith("tlt-server: ")]
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, ours[0] if len(ours) == 1 else done.stderr
+
+
+MISTAKES = {
+    "an unknown flag": (["--speculative-topk", "4"], "unknown flag --speculative-topk: did you mean"),
+    "a bad value": (["--port", "many"], "argument --port: invalid int value: 'many'"),
+    "no such model": (["--model-path", "/no/such/model"], "/no/such/model"),
+    "no such drafter": (["--drafter", "/no/such/drafter"], "drafter /no/such/drafter: no such folder"),
+    "a target as drafter": (["--drafter", str(TARGET)], "is neither EAGLE's nor EAGLE-3's"),
+    "not an arm": (["--arm", "3,1"], "arm '3,1': write num_steps,topk,num_draft_tokens"),
+    "an impossible arm": (["--arm", "3,1,9"], "arm (3,1,9): a chain verifies num_steps + 1 = 4 tokens"),
+    "no such config": (["--tlt-config", "/no/such.toml"], "config file /no/such.toml: No such file or directory"),
+    "an unsupported pair": (["--speculative-accept-threshold-single", "0.5"], "Relaxed acceptance"),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes(kind: str) -> None:
+    flags, message = MISTAKES[kind]
+    code, line = run("serve", *flags)
+    assert code == 2, line
+    assert message in line
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
+def test_a_drafter_for_another_target(tmp_path: Path, field: str) -> None:
+    shutil.copytree(DRAFTER, tmp_path / "drafter")
+    config = json.loads((DRAFTER / "config.json").read_text())
+    (tmp_path / "drafter/config.json").write_text(json.dumps(config | {field: 2 * config[field]}))
+    code, line = run("serve", "--drafter", str(tmp_path / "drafter"))
+    assert code == 2
+    assert f"{field} is {2 * config[field]}, the target's is {config[field]}" in line
+
+
+@pytest.mark.parametrize("damage", ["cut short", "overwritten"])
+def test_damaged_weights(tmp_path: Path, damage: str) -> None:
+    shutil.copytree(DRAFTER, tmp_path / "drafter")
+    weights = tmp_path / "drafter/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2] if damage == "cut short" else b"\xff" * 64 + whole[64:])
+    code, line = run("serve", "--drafter", str(tmp_path / "drafter"))
+    assert code == 2
+    assert f"{weights}: damaged or incomplete" in line
+
+
+def test_help_and_version() -> None:
+    for arguments in (["--help"], ["serve", "--help"], ["fork", "--help"], ["demo", "--help"], ["--version"]):
+        assert run(*arguments)[0] == 0

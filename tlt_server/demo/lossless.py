@@ -1,0 +1,66 @@
+"""The losslessness check: does a server sample what its target says, speculation or not?
+
+A sampled continuation is compared with the target's own law, computed exactly by transformers: every continuation of a
+few tokens that is not too rare is enumerated with its probability, the rest is one outcome, and a chi-squared test
+asks whether the counts could have come from that law. Greedy output needs no statistics: it is compared token for token.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+Tokens = tuple[int, ...]
+NextProbs = Callable[[Sequence[Tokens]], torch.Tensor]
+"""From n equally long token sequences to the law of what follows each, [n, vocab], float."""
+
+REST: Tokens = ()
+"""The outcome that stands for every continuation that was too rare to enumerate."""
+
+
+def enumerate_law(next_probs: NextProbs, prompt: Tokens, length: int, rarest: float) -> dict[Tokens, float]:
+    """The law of the first `length` tokens after a prompt.
+
+    Args:
+        next_probs: the target, its temperature and filters applied.
+        rarest: continuations less probable than this are not followed.
+
+    Returns:
+        Probability by continuation; what is missing from one stands under `REST`.
+    """
+    law: dict[Tokens, float] = {(): 1.0}
+    for _ in range(length):
+        rows = next_probs([prompt + continuation for continuation in law]).double()
+        rows *= torch.tensor(list(law.values()), dtype=torch.float64)[:, None]
+        stems = list(law)
+        law = {stems[i] + (token,): float(rows[i, token]) for i, token in (rows >= rarest).nonzero().tolist()}
+    return law | {REST: max(0.0, 1.0 - sum(law.values()))}
+
+
+def p_value(observed: Iterable[Tokens], law: Mapping[Tokens, float]) -> float:
+    """The probability that counts as far from the law as these, or farther, come from the law itself.
+
+    Pearson's chi-squared test; outcomes expected fewer than five times are counted with `REST`, as the test asks.
+    An outcome that the law does not hold at all counts with `REST` too; where `REST` has no probability, the answer
+    is 0: the impossible was observed.
+    """
+    counts = Counter(each if each in law else REST for each in observed)
+    total = sum(counts.values())
+    common = [each for each in law if each != REST and law[each] * total >= 5]
+    seen = [counts[each] for each in common]
+    expected = [law[each] * total for each in common]
+    rest_seen, rest_expected = total - sum(seen), total - sum(expected)
+    if rest_expected >= 5:
+        seen, expected = [*seen, rest_seen], [*expected, rest_expected]
+    elif rest_seen and rest_expected < 1e-6 * total:
+        return 0.0
+    if len(expected) < 2:
+        raise ValueError(f"{total} samples leave {len(expected)} outcomes to compare: sample more, or shorter continuations")
+    statistic = sum((s - e) ** 2 / e for s, e in zip(seen, expected, strict=True))
+    freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def greedy_mismatches(left: Sequence[Tokens], right: Sequence[Tokens]) -> int:
+    """How many responses differ in any token."""
+    return sum(a != b for a, b in zip(left, right, strict=True))
