@@ -1,7 +1,7 @@
 """Stand-ins for packages that SGLang imports on a GPU and never calls while it serves text.
 
-benchmarks/gpu_bundle.sh puts this file into its bundle as sitecustomize.py, so that Python runs it at start. Each name in
-a stand-in is a class that can be made, subclassed or used as a decorator, and does nothing.
+benchmarks/gpu_bundle.sh puts this file into its bundle as sitecustomize.py, so that Python runs it at start. Each name
+in a stand-in is a class that can be made or subclassed, and does nothing.
 """
 
 import sys
@@ -20,7 +20,9 @@ class Nothing:
 
 
 class Empty(ModuleType):
-    __path__: list[str] = []  # which makes it a package: its submodules are stand-ins too
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # which makes it a package: its submodules are stand-ins too
 
     def __getattr__(self, name: str) -> type[Nothing]:
         if name.startswith("__"):
@@ -30,6 +32,7 @@ class Empty(ModuleType):
 
 class Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        del path, target
         if fullname.partition(".")[0] in STOOD_IN:
             return ModuleSpec(fullname, self, is_package=True)
         return None

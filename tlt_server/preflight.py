@@ -28,22 +28,34 @@ def read_config(model: Path) -> Mapping[str, Any]:
 
 
 def drafter_algorithm(drafter: str) -> str:
-    """`EAGLE` or `EAGLE3`, by the architecture that a local drafter's config.json names.
+    """`EAGLE` or `EAGLE3`, by the architecture that a drafter's config.json names.
+
+    Args:
+        drafter: a folder, or a name on the hub.
 
     Raises:
-        ConfigError: not a drafter, or not on this machine.
+        ConfigError: it cannot be read, or is not a drafter.
     """
-    if not Path(drafter).is_dir():
-        raise ConfigError(
-            f"drafter {drafter}: no such folder. For one on the hub, name its algorithm too, as SGLang does: "
-            "--speculative-algorithm EAGLE --speculative-draft-model-path NAME"
-        )
-    architecture = str((read_config(Path(drafter)).get("architectures") or ["none"])[0])
-    if "Eagle3" in architecture:
+    folder = Path(drafter) if Path(drafter).is_dir() else _config_from_hub(drafter)
+    architecture = str((read_config(folder).get("architectures") or ["none"])[0])
+    if "eagle3" in architecture.lower():
         return "EAGLE3"
-    if "Eagle" in architecture:
+    if "eagle" in architecture.lower():
         return "EAGLE"
     raise ConfigError(f"drafter {drafter}: its architecture, {architecture}, is neither EAGLE's nor EAGLE-3's")
+
+
+def _config_from_hub(drafter: str) -> Path:
+    """Downloads a drafter's config.json; returns the folder that it lies in."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(drafter, "config.json")).parent
+    except HFValidationError as error:
+        raise ConfigError(f"drafter {drafter}: no such folder, and not a name on the hub") from error
+    except (HfHubHTTPError, OSError) as error:  # the network's edge
+        raise ConfigError(f"drafter {drafter}: no such folder, and the hub does not give it ({error})") from error
 
 
 def check_models(target: Path, drafter: Path) -> None:

@@ -21,7 +21,8 @@ SHAPE = Shape(vocab=40, hidden=64, heads=4, head_dim=16, mlp=96, context=64)
 @pytest.fixture
 def target() -> Target:
     torch.manual_seed(0)
-    target = Target(SHAPE).requires_grad_(False)
+    target = Target(SHAPE)
+    target.requires_grad_(False)
     for weight in target.parameters():
         weight.mul_(4 if weight.dim() > 1 else 1)
     return target
@@ -52,21 +53,21 @@ def test_cache_gives_what_a_full_pass_gives(target: Target, tokens: Tensor) -> N
 
 def test_samples_follow_the_target(target: Target) -> None:
     prompts = [[5, 6], [7, 8, 9]] * 2000
-    drawn = sample(target, prompts, seed=3, max_length=40, rows=1000)
+    drawn = sample(target, prompts, seed=3, max_length=10, rows=1500)
     for prompt in prompts[:2]:
         hidden, _ = target(torch.tensor([prompt]), SHAPE.rope(torch.arange(len(prompt))))
         wanted = target.lm_head(hidden[0, -1]).softmax(-1).numpy()
         mine = [s for s, p in zip(drawn, prompts, strict=True) if p == prompt]
         seen = np.bincount([s.tokens[len(prompt)] for s in mine], minlength=SHAPE.vocab) / len(mine)
         assert all(s.tokens[: len(prompt)].tolist() == prompt for s in mine)
-        # expected total variation of 2000 draws from 40 tokens is below sqrt(40 / 2000) / 2
+        # expected total variation of 2000 draws from 40 tokens is below half of sqrt(40 / 2000)
         assert np.abs(seen - wanted).sum() / 2 < np.sqrt(SHAPE.vocab / len(mine))
-    assert all(len(s.tokens) == 40 or s.tokens[-1] == END_ID for s in drawn)
+    assert all(len(s.tokens) == 10 or s.tokens[-1] == END_ID for s in drawn)
     assert all(END_ID not in s.tokens[:-1] for s in drawn)
 
 
 def _chain_step_by_step(target: Target, drafter: Drafter, tokens: Tensor, start: int, steps: int) -> list[Tensor]:
-    """One sequence, one chain from index `start`, each step attending to a list of keys as a server's cache holds them."""
+    """One chain from index `start`, each step attending to the keys before it as a server's cache holds them."""
     hidden, outputs = target(tokens, SHAPE.rope(torch.arange(tokens.shape[1])))
     state = drafter.features(hidden, outputs)[:, : start + 1]
     embeds = target.model.embed_tokens(tokens[:, 1:])
@@ -88,13 +89,13 @@ def _chain_step_by_step(target: Target, drafter: Drafter, tokens: Tensor, start:
 
 
 @pytest.mark.parametrize("kind", [EagleDrafter, Eagle3Drafter])
-@torch.no_grad()
 def test_chains_drafted_at_once_equal_chains_drafted_alone(
     kind: type[Drafter], target: Target, tokens: Tensor, tmp_path: Path
 ) -> None:
     torch.manual_seed(2)
     save_drafter(kind(SHAPE), SHAPE, tmp_path)
     drafter = load_drafter(tmp_path)
+    drafter.requires_grad_(False)
     assert isinstance(drafter, kind)
     hidden, outputs = target(tokens, SHAPE.rope(torch.arange(12)))
     at_once = draft_chains(target, drafter, tokens, drafter.features(hidden, outputs), steps=3)

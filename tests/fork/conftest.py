@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.fork.toy import Toy
 
+from tests.fork.toy import Toy
 from tlt_server.fork.build import Built, build_fork
 from tlt_server.fork.host import this_python
 from tlt_server.fork.pristine import SGLANG, fetch

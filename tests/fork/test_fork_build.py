@@ -21,8 +21,8 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
-from tests.fork.toy import PATCHES, Toy
 
+from tests.fork.toy import PATCHES, Toy
 from tlt_server.fork.build import Built, build_fork, notice
 from tlt_server.fork.header import mark
 from tlt_server.fork.metadata import CORE, fork_version

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fork.toy import ALPHA, Toy, diff
 
+from tests.fork.toy import ALPHA, Toy, diff
 from tlt_server.errors import ForkError, PatchError
 from tlt_server.fork.host import Host, require_host, require_python
 from tlt_server.fork.pristine import Release

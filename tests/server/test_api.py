@@ -76,7 +76,9 @@ async def test_the_async_client(url: str) -> None:
 def test_bench_serving(url: str, tmp_path: Path) -> None:
     """SGLang's own load generator runs against the server unchanged."""
     host, port = url.removeprefix("http://").split(":")
-    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--host", host, "--port", port]
+    # as `python -m sglang.bench_serving`, wherever torchvision imports: see tlt_server/torchvision.py
+    run = "import tests.conftest, runpy; runpy.run_module('sglang.bench_serving', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", run, "--backend", "sglang", "--host", host, "--port", port]
     command += ["--dataset-name", "random-ids", "--num-prompts", "8", "--random-input-len", "16"]
     command += ["--random-output-len", "32", "--output-file", str(tmp_path / "bench.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

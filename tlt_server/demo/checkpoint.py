@@ -37,7 +37,8 @@ def load_target(folder: Path) -> Target:
     config = json.loads((folder / "config.json").read_text())
     target = Target(_shape(config))
     target.load_state_dict(load_file(folder / "model.safetensors"))
-    return target.float().eval()
+    target.float().eval()
+    return target
 
 
 def load_drafter(folder: Path) -> Drafter:
@@ -46,7 +47,8 @@ def load_drafter(folder: Path) -> Drafter:
     kinds = {kind.architecture: kind for kind in (EagleDrafter, Eagle3Drafter)}
     drafter = kinds[config["architectures"][0]](_shape(config))
     drafter.load_state_dict(load_file(folder / "model.safetensors"))
-    return drafter.float().eval()
+    drafter.float().eval()
+    return drafter
 
 
 def _config(shape: Shape, architecture: str) -> dict[str, Any]:
@@ -95,5 +97,7 @@ def _write(folder: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def _save_weights(module: nn.Module, folder: Path) -> None:
-    weights = {name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in module.state_dict().items()}
+    weights = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in module.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,8 +1,8 @@
 """EAGLE and EAGLE-3 drafters, and the unrolled pass that trains and judges them.
 
-A drafter reads, at index i of a sequence, the target's features of token i together with token i + 1, and predicts token
-i + 2 (EAGLE, arXiv 2401.15077). Its first prediction rests on true features; the later ones of a chain rest on its own
-states, fed back (HASS, arXiv 2408.15766; EAGLE-3, arXiv 2503.01840). Parameters bear the names that SGLang's
+A drafter reads, at index i of a sequence, the target's features of token i together with token i + 1, and predicts
+token i + 2 (EAGLE, arXiv 2401.15077). Its first prediction rests on true features; the later ones of a chain rest on
+its own states, fed back (HASS, arXiv 2408.15766; EAGLE-3, arXiv 2503.01840). Parameters bear the names that SGLang's
 `LlamaForCausalLMEagle` and `LlamaForCausalLMEagle3` load. The embedding and the head are the target's and not stored.
 """
 

@@ -17,7 +17,7 @@ STEPS = 3
 GROUP = 8
 SEED = 2024
 # sequences judged at once
-ROWS = 32
+ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ def walk(matches: np.ndarray) -> list[int]:
     return passes
 
 
-@torch.no_grad()
 def judge(target: Target, drafter: Drafter, rollouts: list[Sequence]) -> list[Judged]:
     """Run both models over `rollouts`, sorted by length to waste little on padding; the order is kept."""
     device = target.lm_head.weight.device
@@ -100,7 +99,8 @@ def judge(target: Target, drafter: Drafter, rollouts: list[Sequence]) -> list[Ju
     for first in range(0, len(order), ROWS):
         rows = order[first : first + ROWS]
         batch = collate([rollouts[index] for index in rows], device)
-        judged |= zip(rows, _judge(target, drafter, batch), strict=True)
+        with torch.no_grad():
+            judged |= zip(rows, _judge(target, drafter, batch), strict=True)
     return [judged[index] for index in range(len(rollouts))]
 
 

@@ -55,7 +55,9 @@ def p_value(observed: Iterable[Tokens], law: Mapping[Tokens, float]) -> float:
     elif rest_seen and rest_expected < 1e-6 * total:
         return 0.0
     if len(expected) < 2:
-        raise ValueError(f"{total} samples leave {len(expected)} outcomes to compare: sample more, or shorter continuations")
+        raise ValueError(
+            f"{total} samples leave {len(expected)} outcomes to compare: sample more, or shorter continuations"
+        )
     statistic = sum((s - e) ** 2 / e for s, e in zip(seen, expected, strict=True))
     freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))

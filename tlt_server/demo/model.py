@@ -44,7 +44,7 @@ def _rotate(x: Tensor, rope: Rope) -> Tensor:
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of each position to itself and those before it; query [B, heads, T, D], key, value [B, kv_heads, T, D]."""
+    """Attention of each position to all up to it; query [B, heads, T, D], key and value [B, kv_heads, T, D]."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
@@ -65,8 +65,7 @@ class Attention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = attend(_rotate(query, rope), _rotate(key, rope), value)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -79,8 +78,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -95,8 +93,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Body(nn.Module):

@@ -1,10 +1,10 @@
 """The demo: the main job, small. Rollouts for RL from our server, with speculation off and on, and the lossless check.
 
-    1. start the server without its drafter; then again, with it; each time
-    2.   sample groups of 8 responses to each problem at temperature 1, as GRPO does
-    3.   answer other problems greedily
-    4.   sample the beginning of one response many times, for the chi-squared test against the target's exact law
-    5. compare, print, write
+1. start the server without its drafter; then again, with it; each time
+2.   sample groups of 8 responses to each problem at temperature 1, as GRPO does
+3.   answer other problems greedily
+4.   sample the beginning of one response many times, for the chi-squared test against the target's exact law
+5. compare, print, write
 """
 
 import asyncio
@@ -152,7 +152,11 @@ def as_table(f: dict[str, float | int]) -> Table:
     lengths = " / ".join(f"{f[f'response_length_{q}']:.0f}" for q in ("p50", "p90", "max"))
     table.add_row("response tokens: median / p90 / longest", lengths, "")
     table.add_row("greedy responses that differ", "", f"{f['greedy_mismatches']} of {f['greedy_responses']}")
-    table.add_row("p-value: sampled as the target's law says", f"{f['sampling_p_value_plain']:.2f}", f"{f['sampling_p_value']:.2f}")
+    table.add_row(
+        "p-value: sampled as the target's law says",
+        f"{f['sampling_p_value_plain']:.2f}",
+        f"{f['sampling_p_value']:.2f}",
+    )
     table.add_row("requests failed", "", f"{f['failed_requests']} of {f['requests']}")
     return table
 

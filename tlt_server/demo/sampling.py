@@ -42,12 +42,12 @@ class Cache:
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
 
-@torch.no_grad()
 def sample(target: Target, prompts: list[list[int]], seed: int, max_length: int, rows: int = 8192) -> list[Sequence]:
     """One response for each prompt at temperature 1 and top_p 1, until the end token or `max_length` tokens in all."""
     generator = torch.Generator(target.lm_head.weight.device).manual_seed(seed)
     parts = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
-    return [sequence for part in parts for sequence in _sample(target, part, generator, max_length)]
+    with torch.no_grad():
+        return [sequence for part in parts for sequence in _sample(target, part, generator, max_length)]
 
 
 def _sample(target: Target, prompts: list[list[int]], generator: torch.Generator, max_length: int) -> list[Sequence]:

@@ -1,7 +1,7 @@
 """Make the embedded default again: `python -m tlt_server.demo.train --device cuda --out DIR`.
 
-First the target learns to write worked solutions, then it is sampled, then its drafters learn from those samples what it
-says next. Last, everything is read back as stored and judged on problems that were kept out of training.
+First the target learns to write worked solutions, then it is sampled, then its drafters learn from those samples what
+it says next. Last, everything is read back as stored and judged on problems that were kept out of training.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MAX_ROLLOUT = 1100
 # weight of the distance to the target's next hidden state in EAGLE's loss
 STATE_WEIGHT = 0.1
 
-DRAFTERS = {"drafter": EagleDrafter, "drafter_eagle3": Eagle3Drafter}
+DRAFTERS: dict[str, type[EagleDrafter | Eagle3Drafter]] = {"drafter": EagleDrafter, "drafter_eagle3": Eagle3Drafter}
 
 
 def main() -> None:
@@ -69,7 +69,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 64; the models are 3 times as wide inside")
+    parser.add_argument(
+        "--hidden", type=int, default=256, help="a multiple of 64; the models are 3 times as wide inside"
+    )
     parser.add_argument("--solutions", type=int, default=600_000, help="worked solutions that the target learns from")
     parser.add_argument("--rollouts", type=int, default=60_000, help="samples that the drafters learn from")
     parser.add_argument("--eval-rollouts", type=int, default=4096)
@@ -92,7 +94,8 @@ class _Clock:
 
 
 def _train_target(shape: Shape, solutions: list[Sequence], args: argparse.Namespace, device: torch.device) -> Target:
-    target = Target(shape).to(device)
+    target = Target(shape)
+    target.to(device)
 
     def loss(batch: Batch) -> Tensor:
         rope = shape.rope(torch.arange(batch.tokens.shape[1], device=device))

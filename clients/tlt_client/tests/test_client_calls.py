@@ -303,6 +303,7 @@ WRONG: list[tuple[Callable[[Client], Any], str]] = [
     (lambda c: c.generate("a", rid="~a"), "rid='~a'"),
     (lambda c: c.stream("a", rid="~a"), "rid='~a'"),
     (lambda c: c.abort(""), "abort_all"),
+    (lambda c: c.flush_cache(-1), "wait_s=-1"),
 ]
 
 

@@ -75,18 +75,17 @@ def test_a_stream_is_closed_by_who_leaves_it() -> None:
     sync, awaited = Endlessly(event(None)), Endlessly(event(None))
     with Client("http://server", transport=sync) as client:
         chunks = client.stream("a")
-        with closing(chunks):  # type: ignore[type-var]
+        with closing(chunks):
             assert next(chunks).text == "A"
-            assert not sync.bodies[0].closed
+            assert [body.closed for body in sync.bodies] == [False]
 
     async def leave() -> None:
         async with AsyncClient("http://server", transport=awaited) as client, aclosing(client.stream("a")) as chunks:
             assert (await anext(chunks)).text == "A"
-            assert not awaited.bodies[0].closed
+            assert [body.closed for body in awaited.bodies] == [False]
 
     asyncio.run(leave())
-    assert sync.bodies[0].closed
-    assert awaited.bodies[0].closed
+    assert [body.closed for body in sync.bodies + awaited.bodies] == [True, True]
 
 
 def test_a_stream_is_closed_after_its_last_chunk(connect: Connect) -> None:

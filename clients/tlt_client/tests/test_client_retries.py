@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import httpx
@@ -35,6 +36,8 @@ from tlt_client import (
     Unauthorized,
     VersionConflict,
 )
+from tlt_client.flow import Read, Reply
+from tlt_client.session import Session
 
 Connect = Callable[..., Any]
 
@@ -212,6 +215,27 @@ def test_a_rollout_that_somebody_aborts_is_returned_as_far_as_it_came(connect: C
         assert (nothing.aborted, nothing.tokens, nothing.prompt_tokens) == (True, (), 0)
 
 
+def test_a_batch_is_given_up_without_a_time_out_for_each_sample() -> None:
+    """A flow needs no server: what it wants is what it yields."""
+    session = Session()
+    samples = session.samples(["a", "b", "c"], None, logprobs=False, deadline_s=None, extra=None)
+    samples[1].in_flight = samples[2].in_flight = True
+    for outcome, calls in (("told", 2), ("unreachable", 1)):
+        flow, asked = session.abandon(samples), []
+        with suppress(StopIteration):
+            step = next(flow)
+            while True:
+                asked.append(step)
+                if outcome == "unreachable":
+                    flow.throw(httpx.ConnectTimeout("", request=httpx.Request("POST", "http://server")))
+                reply = Reply(httpx.Response(200), iter(()))
+                read = flow.send(reply)
+                assert read == Read(reply)
+                step = flow.send(b"")
+        assert len(asked) == calls
+        assert all(sample.dropped for sample in samples)
+
+
 @given(st.integers(1, 60), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
 def test_pauses_stay_between_what_was_asked_and_twice_the_longest(attempt: int, asked: float, draw: float) -> None:
     retry = Retry(longest_pause_s=20)
@@ -224,7 +248,7 @@ def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         Retry(**wrong)
 
 
-def test_the_helpers_of_this_file_misbehave_as_they_say() -> None:
+def test_the_stand_in_misbehaves_as_it_says() -> None:
     """Were a drop no drop, the table above would prove nothing."""
     with serving(drop_before_reading, drop_after_reading, drop_in_the_middle, well) as server, httpx.Client() as http:
         for _ in range(3):

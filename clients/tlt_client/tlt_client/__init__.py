@@ -24,8 +24,6 @@ from tlt_client.sampling import SamplingParams
 from tlt_client.schemas import Status
 from tlt_client.wire import Prompt
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Aborted",
     "AsyncClient",

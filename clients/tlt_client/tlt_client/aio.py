@@ -56,7 +56,7 @@ class AsyncClient:
         url = base_url_of(base_url)
         if transport is None:
             transport = httpx.AsyncHTTPTransport(
-                verify=certificates_for(url), limits=limits(max_concurrency), socket_options=socket_options()
+                verify=certificates_for(url), limits=limits(), socket_options=socket_options()
             )
         self._http = httpx.AsyncClient(base_url=url, transport=transport)
 

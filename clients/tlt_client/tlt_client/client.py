@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
 
@@ -70,7 +70,7 @@ class Client:
         url = base_url_of(base_url)
         if transport is None:
             transport = httpx.HTTPTransport(
-                verify=certificates_for(url), limits=limits(max_concurrency), socket_options=socket_options()
+                verify=certificates_for(url), limits=limits(), socket_options=socket_options()
             )
         self._http = httpx.Client(base_url=url, transport=transport)
 
@@ -131,7 +131,7 @@ class Client:
         deadline_s: float | None = None,
         rid: str | None = None,
         extra: Mapping[str, Any] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """One rollout, piece by piece; the last piece holds the whole. Leaving the loop early aborts it.
 
         A failure after the first piece is raised, never retried: a second sample would not continue the first.
@@ -192,7 +192,7 @@ class Client:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _chunks(self, streaming: Streaming) -> Iterator[Chunk]:
+    def _chunks(self, streaming: Streaming) -> Generator[Chunk, None, None]:
         try:
             while chunks := self._run(streaming.more()):
                 yield from chunks

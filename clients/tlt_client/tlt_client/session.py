@@ -109,7 +109,7 @@ class Session:
 
     def metrics(self) -> Flow[str]:
         body = yield from self.policy.ask(self._control("GET", "/metrics"))
-        return body.decode()
+        return body.decode(errors="replace")
 
     def abort(self, rid: str | None) -> Flow[None]:
         """None aborts everything."""
@@ -119,6 +119,8 @@ class Session:
         yield from self.policy.ask(self._control("POST", "/abort_request", wire.encode(what)))
 
     def flush_cache(self, wait_s: float) -> Flow[None]:
+        if not 0 <= wait_s < math.inf:
+            raise errors.InvalidArgument(f"wait_s={wait_s}: must be a number of seconds, at least 0")
         yield from self.policy.ask(self._control("POST", f"/flush_cache?timeout={wait_s}", more_s=wait_s))
 
     def _control(self, method: str, path: str, body: bytes | None = None, more_s: float = 0.0) -> Call:

@@ -207,9 +207,10 @@ _BY_STATUS: dict[int, type[errors.TltClientError]] = {
 def refusal(status: int, message: str, path: str) -> errors.TltClientError:
     """The error that a status stands for."""
     kind = _BY_STATUS.get(status)
-    if kind is None:
-        kind = errors.BadRequest if 400 <= status < 500 else errors.ServerError
-        kind = kind if status >= 400 else errors.ProtocolError
+    if kind is None and status < 400:
+        kind = errors.ProtocolError
+    elif kind is None:
+        kind = errors.BadRequest if status < 500 else errors.ServerError
     if status == 503 and "running timeout" in message:
         # SGLANG_REQ_RUNNING_TIMEOUT: sampled, and thrown away because it was long. Drawn again until it is short enough
         # it would bias lengths, so this 503 is not one to retry.

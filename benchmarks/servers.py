@@ -1,0 +1,115 @@
+"""Servers to measure: started side by side where there is a GPU, else one after another, and asked in bulk."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tlt_server.demo.lossless import Tokens
+from tlt_server.launch import has_gpu
+from tlt_server.metrics import SpecCounts
+from tlt_server.process import running_server
+
+# chain and tree before plain, which has to answer questions about what they said
+ARMS = {"chain": ["--arm", "3,1,4"], "tree": ["--arm", "5,4,16"], "plain": ["--no-speculation"]}
+
+# Three servers share one card. Each takes what its tokens need: a share of free memory would depend on the others.
+GPU_FLAGS = [
+    *("--attention-backend", "flashinfer", "--dtype", "bfloat16", "--mem-fraction-static", "0.6"),
+    *("--max-total-tokens", "65536", "--max-running-requests", "64", "--cuda-graph-max-bs-decode", "64"),
+]
+GRAPHS = {
+    "decode": "Capture target decode CUDA graph end",
+    "verify": "Capture target verify CUDA graph end",
+    "draft": "Capture draft decode CUDA graph end",
+    "draft_extend": "Capture draft extend CUDA graph end",
+}
+
+Request = tuple[Tokens, Mapping[str, Any]]
+"""Prompt and sampling parameters."""
+Answer = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass
+class Server:
+    """A running server, and what has been asked of it."""
+
+    url: str
+    start_seconds: float
+    requests: int = 0
+    failed: int = 0
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=600))
+
+    def ask(
+        self, requests: Sequence[Request], *, at_once: int, together: int = 1, **fields: Any
+    ) -> list[Answer | None]:
+        """Answers in order, None for a failed request.
+
+        Args:
+            at_once: requests in flight.
+            together: of them, how many travel in one HTTP call; with one, a next request starts as soon as any ends.
+            fields: more fields of the /generate call.
+        """
+        parts = [requests[i : i + together] for i in range(0, len(requests), together)]
+        with ThreadPoolExecutor(max(1, at_once // together)) as pool:
+            answers = [answer for part in pool.map(lambda part: self._post(part, fields), parts) for answer in part]
+        self.requests += len(answers)
+        self.failed += answers.count(None)
+        return answers
+
+    def _post(self, part: Sequence[Request], fields: Mapping[str, Any]) -> Sequence[Answer | None]:
+        prompts, params = zip(*part, strict=True)
+        body = {"input_ids": prompts, "sampling_params": params, **fields}
+        try:
+            answers: list[Answer] = self.http.post(f"{self.url}/generate", json=body).raise_for_status().json()
+        except httpx.HTTPError as error:  # the network's edge: counted, shown, and the benchmark goes on
+            logging.warning("%d requests failed: %s", len(part), error)
+            return [None] * len(part)
+        return [None if each["meta_info"]["finish_reason"]["type"] == "abort" else each for each in answers]
+
+    def counts(self) -> SpecCounts:
+        """What speculation has done since the server started."""
+        scraped = self.http.get(f"{self.url}/metrics").raise_for_status().text
+        return SpecCounts.read(text_string_to_metric_families(scraped))
+
+
+@contextmanager
+def serving(arm: str, target: Path, drafter: Path, log: Path) -> Iterator[Server]:
+    """A server of an arm."""
+    flags = ["--model-path", str(target), "--drafter", str(drafter), *ARMS[arm], *(GPU_FLAGS if has_gpu() else [])]
+    began = time.monotonic()
+    with running_server(flags, log, start_timeout=400) as url:
+        yield Server(url, time.monotonic() - began)
+
+
+def on_each_arm(visit: Callable[[str, Mapping[str, "Future[T]"]], T]) -> dict[str, T]:
+    """What `visit(arm, others)` gives for each arm, all at once where there is a GPU.
+
+    `others` holds the arms before it: a visit may wait for their results.
+    """
+    visits: dict[str, Future[T]] = {}
+    with ThreadPoolExecutor(len(ARMS) if has_gpu() else 1) as pool:
+        for arm in ARMS:
+            visits[arm] = pool.submit(visit, arm, dict(visits))
+    return {arm: done.result() for arm, done in visits.items()}
+
+
+def graph_figures(arm: str, log: Path) -> dict[str, int]:
+    """Which CUDA graphs a server has captured, and how many of the decode batches that it logged ran without."""
+    text = log.read_text(errors="replace")
+    captured = {f"graph_{name}_{arm}": int(line in text) for name, line in GRAPHS.items()}
+    logged = [line for line in text.splitlines() if "Decode batch" in line]
+    without = sum("cuda graph: True" not in line for line in logged)
+    return captured | {f"logged_batches_{arm}": len(logged), f"logged_batches_without_graph_{arm}": without}
+
+
+def tokens_of(answer: Answer) -> Tokens:
+    return tuple(answer["output_ids"])

@@ -1,0 +1,118 @@
+"""A real Prometheus with our configuration scrapes our metrics: every rule holds and every panel shows something."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from deployment import DEPLOY, RULES, panel_queries, read_yaml, rules, tool
+
+SOURCE = Path(__file__).with_name("metrics_source.py")
+Query = Callable[[str], list[dict[str, Any]]]
+
+
+@contextmanager
+def running(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([*map(str, command)], text=True, stdout=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def configuration(folder: Path, target: str) -> Path:
+    """Ours, with another target, and a clock that makes a test short."""
+    config = read_yaml(DEPLOY / "prometheus.yml")
+    config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "400ms", "evaluation_interval": "500ms"}
+    config["rule_files"] = [str(path) for path in RULES]
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def until_answered(prometheus: httpx.Client, process: subprocess.Popen[str], query: str) -> None:
+    for _ in range(300):
+        assert process.poll() is None, f"prometheus ended with {process.returncode}"
+        time.sleep(0.1)
+        try:
+            if prometheus.get("/api/v1/query", params={"query": query}).json()["data"]["result"]:
+                return
+        except httpx.ConnectError:  # it does not listen yet
+            continue
+    pytest.fail(f"no answer to {query} for 30 seconds")
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder, address = tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{free_port()}"
+    (folder / "processes").mkdir()
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "processes")}
+    with running(sys.executable, SOURCE, env=environment) as source:
+        assert source.stdout
+        port = int(source.stdout.readline() or pytest.fail("the source of metrics ended: its error stands above"))
+        config = configuration(folder, f"127.0.0.1:{port}")
+        flags = (f"--config.file={config}", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}")
+        with (
+            running(tool("prometheus"), *flags, "--log.level=error") as process,
+            httpx.Client(base_url=f"http://{address}") as client,
+        ):
+            until_answered(client, process, "instance_position:tlt_spec_acceptance:ratio1m")
+            yield client
+
+
+@pytest.fixture
+def ask(prometheus: httpx.Client) -> Query:
+    """Samples that Prometheus answers a query with."""
+
+    def query(expr: str) -> list[dict[str, Any]]:
+        answer = prometheus.get("/api/v1/query", params={"query": expr}).json()
+        assert answer["status"] == "success", answer
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    return query
+
+
+def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
+    groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    found = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+    assert found == {rule.get("record") or rule["alert"]: "ok" for rule in rules()}
+
+
+def test_every_panel_shows_something(ask: Query) -> None:
+    empty = [panel for panel, expr in panel_queries() if not [each for each in ask(expr) if each["value"][1] != "NaN"]]
+    assert not empty
+
+
+@pytest.mark.parametrize(
+    ("panel", "expected"),
+    [
+        ("Accept length now A", [2.8]),
+        ("Acceptance rate A", [0.6]),
+        ("Accept length A", [2.8]),
+        ("Acceptance by position A", [0.8, 0.6, 0.4]),
+        ("Server answers A", [1]),
+        ("Alerts A", [0]),
+        ("KV cache in use A", [0.5]),
+    ],
+)
+def test_a_panel_shows_the_truth(ask: Query, panel: str, expected: list[float]) -> None:
+    """Within 5 %: the counters of one scrape are read one after the other while they grow."""
+    shown = sorted((float(each["value"][1]) for each in ask(dict(panel_queries())[panel])), reverse=True)
+    assert shown == pytest.approx(expected, rel=0.05)

@@ -1,0 +1,70 @@
+"""Settings are checked once, at the door."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.cli import read_config
+from tlt_server.config import ENVIRONMENT_VARIABLE, Arm, ServerConfig
+from tlt_server.errors import ConfigError
+
+steps, branches = st.integers(1, 16), st.integers(1, 16)
+
+
+@given(steps, branches, st.data())
+def test_every_arm_is_read_back_as_written(num_steps: int, topk: int, data: st.DataObject) -> None:
+    tree = 1 + topk + (num_steps - 1) * topk**2
+    tokens = num_steps + 1 if topk == 1 else data.draw(st.integers(2, tree))
+    arm = Arm(num_steps, topk, tokens)
+    assert arm.tree_size == tree
+    assert Arm.parse(str(arm).strip("()")) == arm
+
+
+@given(steps, branches, st.integers(-3, 300))
+def test_no_other_arm_is_accepted(num_steps: int, topk: int, tokens: int) -> None:
+    tree = 1 + topk + (num_steps - 1) * topk**2
+    if (tokens == num_steps + 1) if topk == 1 else (2 <= tokens <= tree):
+        return
+    with pytest.raises(ConfigError, match="num_draft_tokens must lie|a chain verifies"):
+        Arm(num_steps, topk, tokens)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3,1", "3,1,4,5", "a,b,c", "3,1,4.0"])
+def test_what_is_no_arm(text: str) -> None:
+    with pytest.raises(ConfigError, match="write num_steps,topk,num_draft_tokens"):
+        Arm.parse(text)
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tlt.toml"
+    file.write_text('drafter = "d"\narm = [5, 4, 16]\nspeculation = false\n')
+    assert read_config(file) == ServerConfig(drafter="d", arm=Arm(5, 4, 16), speculation=False)
+    assert read_config(file, arm="3,1,4", speculation=True) == ServerConfig(drafter="d")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arms = 3", "unknown field `arms`"),
+        ("arm = [3, 1]", "length"),
+        ("arm = [3, 1, 9]", "a chain verifies"),
+        ("speculation = 1", "Expected `bool`"),
+        ("drafter = ", "Invalid value"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "tlt.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        ServerConfig.from_file(str(file))
+
+
+def test_the_environment_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "")
+    config = ServerConfig(drafter="d", arm=Arm(5, 4, 16))
+    config.to_environment()
+    assert os.environ[ENVIRONMENT_VARIABLE]
+    assert ServerConfig.from_environment() == config

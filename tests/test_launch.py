@@ -1,0 +1,80 @@
+"""From settings and flags to SGLang's argv."""
+
+from pathlib import Path
+
+import pytest
+
+from tlt_server.config import Arm, ServerConfig
+from tlt_server.demo import default_paths, eagle3_path
+from tlt_server.errors import ConfigError
+from tlt_server.launch import CPU_FLAGS, compose
+from tlt_server.preflight import check_models, check_port, drafter_algorithm
+
+TARGET, DRAFTER = map(str, default_paths())
+MODEL = ["--model-path", "some/model"]
+
+
+def values(argv: list[str]) -> dict[str, str]:
+    """Flag to the word behind it."""
+    return {flag: word for flag, word in zip(argv, [*argv[1:], ""], strict=True) if flag.startswith("--")}
+
+
+def test_nothing_named_serves_the_embedded_model() -> None:
+    flags = values(compose(ServerConfig(), [], gpu=True))
+    assert (flags["--model-path"], flags["--speculative-draft-model-path"]) == (TARGET, DRAFTER)
+    assert flags["--speculative-algorithm"] == "EAGLE"
+    assert [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")] == ["3", "1", "4"]
+
+
+@pytest.mark.parametrize("named", [MODEL, ["--model", "m"], ["--model-path=m"], ["--config", "f.yaml"]])
+def test_a_named_model_brings_no_drafter(named: list[str]) -> None:
+    argv = compose(ServerConfig(), named, gpu=True)
+    assert argv == [*named, "--enable-metrics"]
+
+
+def test_a_drafter_brings_its_algorithm_and_the_arm() -> None:
+    config = ServerConfig(drafter=str(eagle3_path()), arm=Arm(5, 4, 16))
+    flags = values(compose(config, MODEL, gpu=True))
+    assert flags["--speculative-algorithm"] == "EAGLE3"
+    assert flags["--speculative-num-draft-tokens"] == "16"
+
+
+def test_the_users_own_speculation_is_left_alone() -> None:
+    own = [*MODEL, "--speculative-algorithm", "EAGLE", "--speculative-num-steps", "7"]
+    assert compose(ServerConfig(drafter=DRAFTER), own, gpu=True) == [*own, "--enable-metrics"]
+
+
+def test_no_speculation() -> None:
+    argv = compose(ServerConfig(drafter=DRAFTER, speculation=False), MODEL, gpu=True)
+    assert not [word for word in argv if word.startswith("--speculative")]
+
+
+@pytest.mark.parametrize("flag", CPU_FLAGS)
+def test_a_cpu_gets_its_flags_and_the_users_win(flag: str) -> None:
+    value = CPU_FLAGS[flag]
+    assert flag in compose(ServerConfig(), [], gpu=False)
+    given = [flag] if value is None else [flag, "mine"]
+    assert compose(ServerConfig(), given, gpu=False).count(flag) == 1
+    assert flag not in compose(ServerConfig(), [], gpu=True)
+
+
+def test_the_embedded_models_fit() -> None:
+    check_models(Path(TARGET), Path(DRAFTER))
+    check_models(Path(TARGET), eagle3_path())
+    assert drafter_algorithm(DRAFTER) == "EAGLE"
+
+
+def test_what_is_no_drafter(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        drafter_algorithm("/no/such/folder")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        drafter_algorithm(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        drafter_algorithm(str(tmp_path))
+
+
+def test_a_port_that_is_not_ours() -> None:
+    check_port("127.0.0.1", 0)
+    with pytest.raises(ConfigError, match="Choose another with --port"):
+        check_port("192.0.2.1", 30000)
