@@ -28,7 +28,7 @@ def test_no_other_arm_is_accepted(num_steps: int, topk: int, tokens: int) -> Non
     tree = 1 + topk + (num_steps - 1) * topk**2
     if (tokens == num_steps + 1) if topk == 1 else (2 <= tokens <= tree):
         return
-    with pytest.raises(ConfigError, match="num_draft_tokens must lie|a chain verifies"):
+    with pytest.raises(ConfigError, match=r"num_draft_tokens must lie|a chain verifies"):
         Arm(num_steps, topk, tokens)
 
 

@@ -58,19 +58,29 @@ def test_seams_hold_no_logic() -> None:
     tree = ast.parse((PACKAGE / "engine/seams.py").read_text())
     forbidden = (ast.If, ast.For, ast.While, ast.Try, ast.Lambda, ast.BinOp, ast.BoolOp, ast.Compare, ast.With)
     assert not [node for node in ast.walk(tree) if isinstance(node, forbidden)]
-    assigned = [ast.unparse(target) for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets]
+    assigned = [
+        ast.unparse(target) for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets
+    ]
     assert assigned == ["__all__"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_of_sglang_is_assigned(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    modules = {a.asname or a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names if a.name.startswith("sglang")}
+    modules = {
+        a.asname or a.name.split(".")[0]
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Import)
+        for a in n.names
+        if a.name.startswith("sglang")
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
             modules |= {a.asname or a.name for a in node.names}
     for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        )
         for target in targets:
             root = target
             while isinstance(root, ast.Attribute | ast.Subscript):

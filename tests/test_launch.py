@@ -23,7 +23,11 @@ def test_nothing_named_serves_the_embedded_model() -> None:
     flags = values(compose(ServerConfig(), [], gpu=True))
     assert (flags["--model-path"], flags["--speculative-draft-model-path"]) == (TARGET, DRAFTER)
     assert flags["--speculative-algorithm"] == "EAGLE"
-    assert [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")] == ["3", "1", "4"]
+    assert [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")] == [
+        "3",
+        "1",
+        "4",
+    ]
 
 
 @pytest.mark.parametrize("named", [MODEL, ["--model", "m"], ["--model-path=m"], ["--config", "f.yaml"]])

@@ -12,7 +12,9 @@ from tlt_server import results
 RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 
 
-@given(st.dictionaries(st.text("abc_"), st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)))
+@given(
+    st.dictionaries(st.text("abc_"), st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False))
+)
 def test_figures_survive(tmp_path_factory: pytest.TempPathFactory, figures: dict[str, float | int]) -> None:
     path = tmp_path_factory.mktemp("results") / "deep/er/x.json"
     written = results.measured_here("x", ["command", "--flag"], figures)

@@ -1,9 +1,9 @@
 """Every error that tlt-server raises on purpose, grouped by what the caller does next.
 
 TltError                 anything of ours; its message names the value and the remedy
-├── ConfigError          the user wrote something we cannot run: correct the flag, file or model that the message names
+├── ConfigError          the user wrote what we cannot run: correct the flag, file or model that the message names
 ├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
-└── ForkError            the installed SGLang is not the fork, or could not be made: run the command that the message names
+└── ForkError            the fork is not installed, or could not be made: run the command that the message names
     └── PatchError       upstream's file or our patch is not what the series was written for: the message names the file
 
 The command line prints the message alone and exits with `exit_code`; a traceback means a bug of ours.

@@ -107,7 +107,7 @@ def has_gpu() -> bool:
     """Whether this machine has a GPU that this build of torch can use."""
     import torch
 
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def serve(config: ServerConfig, argv: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ def _algorithm(args: Args) -> str:
 
 
 def _lossy_thresholds(args: Args) -> bool:
-    return min(args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc) < 1
+    return bool(min(args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc) < 1)
 
 
 UNTESTED = "not tested with our verification yet"
@@ -138,5 +138,7 @@ def require_supported(args: Args) -> None:
 
 def as_markdown() -> str:
     """The matrix as the README prints it."""
-    rows = [f"| {f.name} | `{f.flags}` | {'works' if f.refusal is None else f'refused: {f.refusal}'} |" for f in FEATURES]
+    rows = [
+        f"| {f.name} | `{f.flags}` | {'works' if f.refusal is None else f'refused: {f.refusal}'} |" for f in FEATURES
+    ]
     return "\n".join(["| with speculation | flags | |", "|---|---|---|", *rows])

@@ -1,4 +1,4 @@
-"""The embedded checkpoints: what is stored, that a trainer's tokenizer reads it, and that the drafters know the target."""
+"""The embedded checkpoints: what is stored, that a trainer's tokenizer reads it, that the drafters know the target."""
 
 import json
 from pathlib import Path

@@ -100,10 +100,11 @@ def test_the_image_has_the_torch_of_the_extra(extra: str) -> None:
 
 @each
 def test_the_wheels_can_be_built_from_the_context(path: Path) -> None:
-    """pip reads these files of the project when it makes the wheel."""
+    """pip reads these files of the project when it makes the wheel, and `fork build` what lies in the wheel."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    named = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"}
-    named |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
-    named |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {"patches", "NOTICE"} <= set(wheel["force-include"])
+    named = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    named |= {*wheel["force-include"], *wheel["packages"]}
     copied = {word for each in stages(path)["wheels"] if each.word == "COPY" for word in each.rest.split()[:-1]}
     assert named <= copied

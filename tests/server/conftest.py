@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tlt_client import Client
+
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from tlt_client import AsyncClient, Client, SamplingParams
 
 from tests.server.conftest import CONFIGS, Servers
-from tlt_client import AsyncClient, Client, SamplingParams
 
 pytestmark = pytest.mark.server
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tlt_client import Client, SamplingParams
 
 from tests.server.conftest import PROMPTS, Servers, greedy
-from tlt_client import Client, SamplingParams
 from tlt_server.demo.lossless import Tokens, enumerate_law, p_value
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.sampling import filter_probs
@@ -43,7 +43,9 @@ def law_of(reference: Reference, params: dict[str, object]) -> Callable[[Sequenc
         logits = reference.logits(sequences)
         for token, bias in params.get("logit_bias", {}).items():
             logits[:, int(token)] += bias
-        filters = [f if f is None else f.repeat(len(logits)) for f in (one("top_k", -1), one("top_p", 1), one("min_p", 0))]
+        filters = [
+            f if f is None else f.repeat(len(logits)) for f in (one("top_k", -1), one("top_p", 1), one("min_p", 0))
+        ]
         return filter_probs((logits / params.get("temperature", 1.0)).softmax(-1), *filters)
 
     return next_probs
@@ -69,7 +71,9 @@ def test_sampled_law_matches_plain(client: Client, reference: Reference, case: s
 def test_requests_of_all_kinds_in_one_batch(client: Client, reference: Reference) -> None:
     """A request's law does not depend on its neighbours', greedy ones among them."""
     prompt, kinds = PROMPTS[1], [*CASES.values(), {"temperature": 0}]
-    params = [SamplingParams(max_new_tokens=4, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(120 * len(kinds))]
+    params = [
+        SamplingParams(max_new_tokens=4, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(120 * len(kinds))
+    ]
     rollouts = client.generate_batch([prompt] * len(params), params)
     for k, kind in enumerate(kinds[:-1]):
         law = enumerate_law(law_of(reference, kind), reference.tokens(prompt), 4, rarest=1e-4)

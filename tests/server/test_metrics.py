@@ -3,9 +3,9 @@
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tlt_client import Client, SamplingParams
 
 from tests.server.conftest import CONFIGS, Servers
-from tlt_client import Client, SamplingParams
 from tlt_server.metrics import SpecCounts
 
 pytestmark = pytest.mark.server

@@ -1,10 +1,10 @@
-"""Servers of several processes: tensor parallel, data parallel, several tokenizer workers. Greedy output is the same."""
+"""Servers of several processes: tensor and data parallel, several tokenizer workers. Greedy output is the same."""
 
 import pytest
+from tlt_client import Client
 
 from tests.server.conftest import PROMPTS, Servers
 from tests.server.test_lossless import GREEDY
-from tlt_client import Client
 from tlt_server.demo.lossless import Tokens
 
 pytestmark = pytest.mark.server
@@ -17,7 +17,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_processes(servers: Servers, kind: str, expected: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes(
+    servers: Servers, kind: str, expected: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     with Client(servers.get(KINDS[kind])) as client:
         rollouts = client.generate_batch(PROMPTS, GREEDY)

@@ -20,7 +20,7 @@ def registry() -> CollectorRegistry:
     if not get_server_args().enable_metrics:
         raise HTTPException(404, "this server runs without metrics: start it with --enable-metrics")
     registry = CollectorRegistry()
-    ServerCollector(registry)
+    ServerCollector(registry)  # type: ignore[no-untyped-call]
     return registry
 
 

@@ -19,7 +19,7 @@ class ServerCollector(multiprocess.MultiProcessCollector):
     """The metrics of all processes of this server, read afresh at every scrape."""
 
     def collect(self) -> Iterator[Metric]:
-        families = list(super().collect())
+        families = list(super().collect())  # type: ignore[no-untyped-call]
         yield from families
         yield from derived(SpecCounts.read(families))
 
@@ -30,9 +30,7 @@ def derived(counts: SpecCounts) -> Iterator[Metric]:
     yield CounterMetricFamily(ACCEPTED_TOKENS.name, ACCEPTED_TOKENS.help, value=counts.accepted_tokens)
     for metric, value in values.items():
         yield CounterMetricFamily(str(metric.alias), metric.help, value=value)
-    by_position = CounterMetricFamily(
-        str(ACCEPTED_PER_POSITION.alias), ACCEPTED_PER_POSITION.help, labels=["position"]
-    )
+    by_position = CounterMetricFamily(str(ACCEPTED_PER_POSITION.alias), ACCEPTED_PER_POSITION.help, labels=["position"])
     for position, value in enumerate(counts.accepted_per_position):
         by_position.add_metric([str(position)], value)
     yield by_position

@@ -166,9 +166,10 @@ def explain(f: dict[str, float | int]) -> str:
     ratio = f["tokens_per_s_spec"] / f["tokens_per_s_plain"]
     if ratio >= 1.05:
         return f"Speculation makes rollouts {ratio:.2f} times as fast on this machine."
+    cost = f["accept_length"] / ratio
     return (
-        f"A pass gives {f['accept_length']:.2f} tokens, yet costs {f['accept_length'] / ratio:.1f} times a plain one, so "
-        f"speculation runs at {ratio:.2f} of plain speed on this machine. The model is so small that a step's time is "
-        "Python's, not the target's: drafting and verifying are several times the Python. Speculation pays where a "
-        "target pass costs well over 5 ms."
+        f"A pass gives {f['accept_length']:.2f} tokens, yet costs {cost:.1f} times a plain one, so speculation runs at "
+        f"{ratio:.2f} of plain speed on this machine. The model is so small that the time of a step is Python's, not "
+        "the target's: drafting and verifying are several times the Python. Speculation pays where a target pass costs "
+        "well over 5 ms."
     )

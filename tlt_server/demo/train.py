@@ -5,10 +5,9 @@ it says next. Last, everything is read back as stored and judged on problems tha
 """
 
 import argparse
-import json
 import os
+import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from tlt_server.demo.optimise import optimise
 from tlt_server.demo.sampling import sample
 from tlt_server.demo.task import sample_texts, training_problems
 from tlt_server.demo.tokens import build_tokenizer, save_tokenizer
+from tlt_server.results import measured_here, write
 
 SEED = 1
 MAX_ROLLOUT = 1100
@@ -62,7 +62,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     figures = evaluate(target, drafters, tokenizer, args.eval_rollouts)
     clock.lap("evaluation")
-    _report(args, shape, figures, seconds)
+    _report(args.out, figures | {f"seconds_{stage}": taken for stage, taken in seconds.items()})
 
 
 def _parse() -> argparse.Namespace:
@@ -149,22 +149,11 @@ def drafter_loss(target: Target, drafter: Drafter, batch: Batch) -> Tensor:
     return total / STEPS
 
 
-def _report(args: argparse.Namespace, shape: Shape, figures: dict[str, float], seconds: dict[str, float]) -> None:
-    device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-    sizes = {path.parent.name: path.stat().st_size for path in args.out.glob("*/model.safetensors")}
-    settings = {key: value for key, value in vars(args).items() if isinstance(value, int)}
-    record = {
-        "machine": device,
-        "torch": torch.__version__,
-        "settings": settings,
-        "shape": asdict(shape),
-        "seconds": seconds,
-        "bytes": sizes,
-        "figures": {name: round(value, 4) for name, value in figures.items()},
-    }
-    text = json.dumps(record, indent=2)
-    (args.out / "figures.json").write_text(text + "\n")
-    print(text)  # noqa: T201
+def _report(out: Path, figures: dict[str, float]) -> None:
+    sizes = {f"bytes_{path.parent.name}": path.stat().st_size for path in out.glob("*/model.safetensors")}
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    write(measured_here("demo_training", sys.argv, rounded | sizes), out / "figures.json")
+    print((out / "figures.json").read_text())  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attention in plain torch, for a machine without a GPU: one gather and one dense product for a whole batch, tree masks included.
+"""Attention in plain torch, for a machine without a GPU: one gather and one dense product for a batch, trees included.
 
 Upstream's `torch_native` backend walks over the requests in every layer and knows neither tree verification nor
 multi-step drafting. Here the places and the mask of a forward pass are laid out once, in `init_forward_metadata`, and
