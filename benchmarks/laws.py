@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tlt_server.demo.lossless import REST, Tokens, enumerate_law, p_value
+from tlt_server.engine.sampling import filter_probs
 from tlt_server.torchvision import mend_torchvision
 
 Logits = Callable[[Sequence[Tokens]], torch.Tensor]
@@ -57,13 +58,12 @@ class Case:
 
     def _filtered(self, probs: torch.Tensor) -> torch.Tensor:
         """All three filters look at the same row; equals stay or go together."""
-        ordered = probs.sort(-1, descending=True).values
-        mass_above = ordered.cumsum(-1) - ordered
-        floor = ordered[:, :1] * self.min_p
+        floor = probs.max(-1, keepdim=True).values * self.min_p
         if self.top_k > 0:
-            floor = floor.maximum(ordered[:, self.top_k - 1, None])
+            floor = floor.maximum(probs.topk(self.top_k).values[:, -1:])
         if self.top_p < 1:
-            last = (mass_above < self.top_p).sum(-1, keepdim=True) - 1
+            ordered = probs.sort(-1, descending=True).values
+            last = (ordered.cumsum(-1) - ordered < self.top_p).sum(-1, keepdim=True) - 1
             floor = floor.maximum(ordered.gather(1, last))
         kept = probs.masked_fill(probs < floor, 0.0)
         return kept / kept.sum(-1, keepdim=True)
@@ -119,6 +119,23 @@ def p_values(case: Case, responses: Iterable[Tokens], laws: Mapping[int, Law]) -
     longest = max(laws)
     whole = [case.whole(response, longest) for response in responses]
     return {length: p_value([each[:length] for each in whole], laws[length]) for length in laws}
+
+
+def moved_mass(vocab: int, device: str, rows: int = 64) -> float:
+    """How much probability the filters on `device` keep and the CPU's do not, or the reverse: the worst of `rows` rows.
+
+    Rows as bfloat16 logits give them, with many equals, under top_k, top_p and min_p of all sizes.
+    """
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, vocab, generator=random) * torch.linspace(1, 6, rows)[:, None]
+    probs = logits.bfloat16().float().softmax(-1)
+    top_ks = torch.randint(1, 100, (rows,), generator=random, dtype=torch.int32)
+    top_ks[::4] = 1 << 30
+    filters = (top_ks, torch.rand(rows, generator=random) * 0.6 + 0.4, torch.rand(rows, generator=random) * 0.05)
+    filters[1][1::4] = 1.0
+    here = filter_probs(probs, *filters) > 0
+    there = filter_probs(probs.to(device), *(each.to(device) for each in filters)).cpu() > 0
+    return float((probs * (here != there)).sum(-1).max())
 
 
 class Target:

@@ -5,7 +5,7 @@
 1. a target of 151,936 tokens whose law can be enumerated (models/peaked.py), and its drafter; three servers of them
 2.   each sampling case alone, then all in the same batches: chi-squared tests against the law
 3. three servers of the embedded target and drafter
-4.   problems answered greedily: speculation, and plain decoding 32 at a time, against plain decoding one by one
+4.   problems answered greedily, 32 at a time, by each: against plain decoding one by one
 5.   logprobs of sampled responses against the plain server's scores of the same tokens
 """
 
@@ -14,19 +14,20 @@ import logging
 import random
 import sys
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
 from benchmarks.divergences import TIE_ULPS, divergence_figures, divergences
-from benchmarks.laws import LENGTHS, Case, Law, Target, cases, law, p_values, rounding_shift
+from benchmarks.laws import LENGTHS, Case, Law, Target, cases, law, moved_mass, p_values, rounding_shift
 from benchmarks.models import peaked
 from benchmarks.servers import Answer, Request, Server, graph_figures, on_each_arm, serving, tokens_of
 from tlt_server import results
@@ -39,7 +40,7 @@ Figures = dict[str, float | int]
 ByCase = dict[str, list[Tokens]]
 SEED = 2026
 PROMPT = 4  # tokens: few, so that each ancestor in a draft weighs in attention
-IN_FLIGHT, TOGETHER = 1024, 256
+IN_FLIGHT, TOGETHER = 1536, 256
 _out = Console(highlight=False, soft_wrap=True)
 
 
@@ -48,21 +49,23 @@ class Size(NamedTuple):
 
     vocab, common: of the target with an enumerable law.
     candidates: prompts of which each case takes the one that rounding touches least.
-    samples, mixed: of each case, alone and in mixed batches.
+    samples: of each case, half of them alone, half in batches with all other cases; drawn in `rounds`.
+    seconds: a server that would need longer for them samples fewer rounds.
     problems, rollouts: answered greedily; sampled for their logprobs. `longest` bounds a response, in tokens.
     """
 
     vocab: int = 151_936
     common: int = 256
-    candidates: int = 6
+    candidates: int = 4
     samples: int = 20_000
-    mixed: int = 5_000
+    rounds: int = 5
+    seconds: float = 165
     problems: int = 256
     rollouts: int = 256
-    longest: int = 1_024
+    longest: int = 256
 
 
-SMOKE = Size(vocab=1_024, common=64, candidates=2, samples=400, mixed=300, problems=4, rollouts=4, longest=96)
+SMOKE = Size(vocab=1_024, common=64, candidates=2, samples=600, rounds=1, problems=4, rollouts=4, longest=96)
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,10 @@ class Round:
 
     server: Server
     figures: Figures = field(default_factory=dict)
-    alone: ByCase = field(default_factory=dict)
-    mixed: ByCase = field(default_factory=dict)
+    alone: ByCase = field(default_factory=lambda: defaultdict(list))
+    mixed: ByCase = field(default_factory=lambda: defaultdict(list))
+    greedy: list[Tokens] = field(default_factory=list)
     one_by_one: list[Tokens] = field(default_factory=list)
-    in_batches: list[Tokens] = field(default_factory=list)
     logprob_gaps: dict[str, list[float]] = field(default_factory=dict)
     rollouts: list[tuple[Tokens, Answer]] = field(default_factory=list)
 
@@ -113,27 +116,31 @@ def _likely(target: Target, prompt: Tokens) -> list[int]:
 
 
 def _trial(case: Case, prompt: Tokens, used: Target, finer: Target, size: Size) -> Trial:
-    rarest = 5 / size.samples  # what is expected less often, the test counts with the rest
+    rarest = 10 / size.samples  # what is expected less often, the test counts with the rest
     laws = {length: law(case, prompt, used.logits, length, rarest) for length in LENGTHS}
     finely = {length: law(case, prompt, finer.logits, length, rarest / 2) for length in LENGTHS}
-    return Trial(case, prompt, laws, max(rounding_shift(laws[n], finely[n], size.samples) for n in LENGTHS))
+    return Trial(case, prompt, laws, max(rounding_shift(laws[n], finely[n], size.samples // 2) for n in LENGTHS))
 
 
-def sample(server: Server, trials: Sequence[Trial], size: Size) -> tuple[ByCase, ByCase]:
-    """Responses by case: each case alone, and all in the same batches."""
+def sample(round_: Round, trials: Sequence[Trial], size: Size) -> None:
+    """Responses of each case, alone and in batches with all others."""
+    each = size.samples // size.rounds // 2
+    shuffled = [trial for trial in trials for _ in range(each)]
+    random.Random(SEED).shuffle(shuffled)
+    began = time.monotonic()
+    for done in range(size.rounds):
+        if (time.monotonic() - began) * (done + 1) > size.seconds * max(1, done):
+            break
+        for trial in trials:
+            _sample(round_.server, [trial] * each, round_.alone)
+        _sample(round_.server, shuffled, round_.mixed)
 
-    def responses(chosen: Sequence[Trial]) -> ByCase:
-        requests = [(trial.prompt, trial.case.params(max(LENGTHS))) for trial in chosen]
-        by_case: ByCase = {trial.case.name: [] for trial in chosen}
-        answers = server.ask(requests, at_once=IN_FLIGHT, together=TOGETHER)
-        for trial, answer in zip(chosen, answers, strict=True):
-            by_case[trial.case.name] += [tokens_of(answer)] if answer else []
-        return by_case
 
-    alone = {name: got for trial in trials for name, got in responses([trial] * size.samples).items()}
-    together = [trial for trial in trials for _ in range(size.mixed)]
-    random.Random(SEED).shuffle(together)
-    return alone, responses(together)
+def _sample(server: Server, chosen: Sequence[Trial], into: ByCase) -> None:
+    requests = [(trial.prompt, trial.case.params(max(LENGTHS))) for trial in chosen]
+    for trial, answer in zip(chosen, server.ask(requests, at_once=IN_FLIGHT, together=TOGETHER), strict=True):
+        if answer:
+            into[trial.case.name].append(tokens_of(answer))
 
 
 def sampling_figures(arm: str, round_: Round, trials: Sequence[Trial]) -> Figures:
@@ -144,7 +151,11 @@ def sampling_figures(arm: str, round_: Round, trials: Sequence[Trial]) -> Figure
             for length, p in p_values(trial.case, by_case[trial.case.name], trial.laws).items():
                 found[f"{kind}, {trial.case.name}, {length} tokens"] = p
                 _out.print(f"{arm:6} {kind:6} {trial.case.name:16} {length} tokens: p = {p:.4f}")
-    return {f"sampling_tests_{arm}": len(found), f"sampling_p_value_min_{arm}": min(found.values())}
+    return {
+        f"sampling_tests_{arm}": len(found),
+        f"sampling_p_value_min_{arm}": min(found.values()),
+        f"samples_per_case_{arm}": min(len(round_.alone[t.case.name]) + len(round_.mixed[t.case.name]) for t in trials),
+    }
 
 
 def speculation_figures(arm: str, server: Server) -> Figures:
@@ -156,11 +167,10 @@ def speculation_figures(arm: str, server: Server) -> Figures:
     return {f"accept_length_{arm}": 1 + counts.accepted_tokens / counts.drafts, **depths}
 
 
-def greedy(round_: Round, prompts: Sequence[Tokens], size: Size) -> None:
-    """Every problem answered greedily, one by one and 32 at a time."""
+def greedy(server: Server, prompts: Sequence[Tokens], size: Size, at_once: int) -> list[Tokens]:
+    """Every problem's greedy answer; none is empty but a failed request's."""
     requests: list[Request] = [(prompt, {"temperature": 0, "max_new_tokens": size.longest}) for prompt in prompts]
-    for at_once, into in ((1, round_.one_by_one), (32, round_.in_batches)):
-        into += [tokens_of(answer) if answer else () for answer in round_.server.ask(requests, at_once=at_once)]
+    return [tokens_of(answer) if answer else () for answer in server.ask(requests, at_once=at_once)]
 
 
 def rescored_gaps(plain: Server, rollouts: Sequence[tuple[Tokens, Answer]]) -> list[float]:
@@ -182,18 +192,19 @@ def measure_laws(folder: Path, size: Size) -> Figures:
     made = peaked.make(folder / "peaked", size.vocab, size.common)
     with ThreadPoolExecutor(1) as aside:
         planned = aside.submit(plan, made, size)
+        device = "cuda" if has_gpu() else "cpu"
 
         def visit(arm: str, others: Mapping[str, Future[Round]]) -> Round:
             del others
             with serving(arm, made.target, made.drafter, folder / f"peaked-{arm}.log") as server:
                 round_ = Round(server)
-                round_.alone, round_.mixed = sample(server, planned.result(), size)
+                sample(round_, planned.result(), size)
                 round_.figures = speculation_figures(arm, server)
                 return round_
 
         rounds, trials = on_each_arm(visit), planned.result()
-    figures: Figures = {"vocab": size.vocab, "samples_per_case": size.samples, "samples_per_case_mixed": size.mixed}
-    figures["sampling_cases"] = len(trials)
+    figures: Figures = {"vocab": size.vocab}
+    figures |= {"sampling_cases": len(trials), "filter_moved_mass": moved_mass(size.vocab, device)}
     figures["rounding_shift_max"] = max(trial.rounding for trial in trials)
     for arm, round_ in rounds.items():
         figures |= sampling_figures(arm, round_, trials) | round_.figures
@@ -202,8 +213,8 @@ def measure_laws(folder: Path, size: Size) -> Figures:
     return figures | _totals(rounds)
 
 
-def measure_embedded(folder: Path, size: Size, target: Path, drafter: Path) -> Figures:
-    """Parts 3 to 5."""
+def measure_embedded(folder: Path, size: Size, target: Path, drafter: Path, after: Future[Figures]) -> Figures:
+    """Parts 3 to 5. The servers start at once, and wait for `after` with their work: they would disturb each other."""
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     prompts = [tuple(tokenizer.encode(problem.prompt).ids) for problem in problems(size.problems, SEED)]
     sampled: list[Tokens] = (prompts * size.rollouts)[: size.rollouts]
@@ -211,8 +222,11 @@ def measure_embedded(folder: Path, size: Size, target: Path, drafter: Path) -> F
 
     def visit(arm: str, others: Mapping[str, Future[Round]]) -> Round:
         with serving(arm, target, drafter, folder / f"embedded-{arm}.log") as server:
+            after.result()
             round_ = Round(server)
-            greedy(round_, prompts, size)
+            round_.greedy = greedy(server, prompts, size, at_once=32)
+            if arm == "plain":
+                round_.one_by_one = greedy(server, prompts, size, at_once=1)
             answers = server.ask([(prompt, params) for prompt in sampled], at_once=32, return_logprob=True)
             round_.rollouts = [(prompt, answer) for prompt, answer in zip(sampled, answers, strict=True) if answer]
             round_.figures = speculation_figures(f"{arm}_embedded", server)
@@ -229,10 +243,9 @@ def measure_embedded(folder: Path, size: Size, target: Path, drafter: Path) -> F
         "logprob_rollouts": size.rollouts,
     }
     float32 = Target(target, torch.float32, "cuda" if has_gpu() else "cpu")
-    compared = {"control": plain.in_batches, "chain": rounds["chain"].one_by_one, "tree": rounds["tree"].one_by_one}
-    compared |= {f"{arm}_batch32": rounds[arm].in_batches for arm in ("chain", "tree")}
-    for name, responses in compared.items():
-        figures |= divergence_figures(name, divergences(float32, prompts, plain.one_by_one, responses))
+    for arm, round_ in rounds.items():
+        found = divergences(float32, prompts, plain.one_by_one, round_.greedy)
+        figures |= divergence_figures("control" if arm == "plain" else arm, found)
     dtype = "bfloat16" if has_gpu() else "float32"
     for name, gaps in plain.logprob_gaps.items():
         figures[f"logprob_difference_max_{name}_{dtype}"] = max(gaps)
@@ -252,22 +265,21 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs")
     parser.add_argument("--smoke", action="store_true", help="small enough for a CPU; proves that the script runs")
-    parser.add_argument("--revision", help="git's, where this is no checkout")
     arguments = parser.parse_args(argv)
     size = SMOKE if arguments.smoke else Size()
     with tempfile.TemporaryDirectory(prefix="tlt-lossless-") as scratch:
         folder = arguments.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        laws = measure_laws(folder, size)
-        embedded = measure_embedded(folder, size, *default_paths())
+        with ThreadPoolExecutor(2 if has_gpu() else 1) as pool:
+            first = pool.submit(measure_laws, folder, size)
+            second = pool.submit(measure_embedded, folder, size, *default_paths(), first)
+        laws, embedded = first.result(), second.result()
     figures = laws | embedded | {name: laws[name] + embedded[name] for name in ("requests", "failed_requests")}
     for name, value in figures.items():
         _out.print(f"{name:44} {value:.6g}")
     if arguments.json:
-        result = results.measured_here("lossless", ["python", "-m", "benchmarks.lossless", *argv], figures)
-        if arguments.revision:
-            result = msgspec.structs.replace(result, revision=arguments.revision)
-        results.write(result, arguments.json)
+        command = ["python", "-m", "benchmarks.lossless", *argv]
+        results.write(results.measured_here("lossless", command, figures), arguments.json)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def test_every_base_image_has_a_version(path: Path) -> None:
     for each in (each for each in instructions(path) if each.word == "FROM"):
         image = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], each.rest.split()[0])
         assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", image), image
+        assert "latest" not in image
     assert arguments["PYTHON_VERSION"] in SGLANG.wheels
 
 
@@ -76,7 +77,7 @@ def test_the_server_runs_as_compose_expects(path: Path) -> None:
     program = json.loads(check[2])
     assert program[:2] == ["python", "-c"]
     compile(program[2], "healthcheck", "exec")
-    assert "http://127.0.0.1:30000/health" in program[2]
+    assert "'http://127.0.0.1:30000/health'" in program[2]
     assert int(check[1]) > 20  # SGLang's own limit for the token that /health asks for
 
 

@@ -17,11 +17,11 @@ from tlt_server.process import running_server
 PROMPTS = [problem.prompt for problem in problems(16, seed=11)]
 EAGLE3 = ["--drafter", str(eagle3_path())]
 CONFIGS = {
-    "plain": ["--no-speculation"],
     "eagle-chain": [],
     "eagle-tree": ["--arm", "5,4,16"],
     "eagle3-chain": [*EAGLE3, "--arm", "3,1,4"],
     "eagle3-tree": [*EAGLE3, "--arm", "4,3,12"],
+    "plain": ["--no-speculation"],
 }
 
 

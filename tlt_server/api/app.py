@@ -1,17 +1,20 @@
 """The HTTP routes that tlt-server adds to SGLang's, and `/metrics`, which it completes."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from fastapi import APIRouter, HTTPException, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api.scrape import ServerCollector
 from tlt_server.api.status import describe
+
+if TYPE_CHECKING:  # SGLang imports this module before it has settled where the processes' metrics meet
+    from prometheus_client import CollectorRegistry
 
 router = APIRouter()
 
 
-def registry() -> CollectorRegistry:
+def registry() -> "CollectorRegistry":
     """A registry that reads the metrics of all processes of this server.
 
     Raises:
@@ -19,6 +22,10 @@ def registry() -> CollectorRegistry:
     """
     if not get_server_args().enable_metrics:
         raise HTTPException(404, "this server runs without metrics: start it with --enable-metrics")
+    from prometheus_client import CollectorRegistry
+
+    from tlt_server.api.scrape import ServerCollector
+
     registry = CollectorRegistry()
     ServerCollector(registry)  # type: ignore[no-untyped-call]
     return registry
@@ -27,6 +34,8 @@ def registry() -> CollectorRegistry:
 @router.get("/metrics")
 def metrics() -> Response:
     """Prometheus' text format. SGLang's own route of this path comes later in the table, so this one answers."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
     return Response(generate_latest(registry()), media_type=CONTENT_TYPE_LATEST)
 
 

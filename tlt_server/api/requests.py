@@ -4,22 +4,34 @@ Lossless is the contract: with speculation on, a request is sampled exactly as w
 cannot do exactly is refused with a 400 that says so. Neutral values pass, since trainers send them all the time.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
-def refuse_inexact(request: Any, params: Any, server_args: Any) -> None:
-    """Refuses what speculation would not sample exactly.
+def check_request(request: Any, params: Any, manager: Any) -> None:
+    """Refuses what would end the server, and what speculation would not sample exactly.
 
     Args:
-        request: upstream's `GenerateReqInput`.
+        request: upstream's `GenerateReqInput`, for one response.
         params: its `SamplingParams`, normalised.
-        server_args: upstream's; no speculation, no refusal.
+        manager: upstream's `TokenizerManager`.
 
     Raises:
         ValueError: which upstream answers with status 400.
     """
-    if server_args.speculative_algorithm is None:
-        return
+    _refuse_unknown_tokens(request.input_ids, manager.model_config.vocab_size)
+    if manager.server_args.speculative_algorithm is not None:
+        _refuse_inexact(request, params)
+
+
+def _refuse_unknown_tokens(tokens: Sequence[int] | None, vocab_size: int) -> None:
+    """Upstream lets any token id through to the embedding, whose error ends the scheduler, and with it the server."""
+    unknown = [token for token in tokens or () if not 0 <= token < vocab_size]
+    if unknown:
+        raise ValueError(f"input_ids holds {unknown[0]}: the model's vocabulary is 0 to {vocab_size - 1}")
+
+
+def _refuse_inexact(request: Any, params: Any) -> None:
     asked = [
         f"{name}={value}"
         for name, value, neutral in (

@@ -21,7 +21,15 @@ class ServerCollector(multiprocess.MultiProcessCollector):
     def collect(self) -> Iterator[Metric]:
         families = list(super().collect())  # type: ignore[no-untyped-call]
         yield from families
+        yield from _uncounted({family.name for family in families})
         yield from derived(SpecCounts.read(families))
+
+
+def _uncounted(counted: set[str]) -> Iterator[Metric]:
+    """Zeros before the first draft: a counter that appears only then would lack its first minute in a rate."""
+    for metric in (DRAFTS, DRAFT_TOKENS):
+        if metric.name not in counted:
+            yield CounterMetricFamily(metric.name, metric.help, value=0)
 
 
 def derived(counts: SpecCounts) -> Iterator[Metric]:

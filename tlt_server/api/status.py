@@ -3,18 +3,20 @@
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import Metric
 from tlt_client.schemas import AcceptLength, Arm, Counters, Models, Status
 
 from tlt_server import __version__
 from tlt_server.metrics import SpecCounts
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
 _started = time.monotonic()
 
 
-def describe(server_args: Any, families: Sequence[Metric]) -> Status:
+def describe(server_args: Any, families: "Sequence[Metric]") -> Status:
     """The status of a server.
 
     Args:
@@ -41,7 +43,7 @@ def describe(server_args: Any, families: Sequence[Metric]) -> Status:
     )
 
 
-def _gauge(families: Sequence[Metric], name: str) -> float | None:
+def _gauge(families: "Sequence[Metric]", name: str) -> float | None:
     values = [sample.value for family in families if family.name == name for sample in family.samples]
     return max(values, default=None)
 

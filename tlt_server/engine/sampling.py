@@ -25,6 +25,22 @@ FIRST_RANKS = 64
 """How many ranks a CPU looks at first: finding them costs a tenth of sorting a vocabulary, and they mostly suffice."""
 
 
+def _within_ranks(probs: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None) -> torch.Tensor:
+    """What top-k and top-p keep: [rows, vocab] bool."""
+    if not probs.is_cuda:
+        return probs >= _rank_floor(probs, top_ks, top_ps)
+    # A batch of trees has a thousand rows of a whole vocabulary: too many to sort. These kernels find each floor by
+    # counting, nobody waits for the GPU, and equals stay or go together as above.
+    import sgl_kernel
+
+    stays = torch.ones_like(probs, dtype=torch.bool)
+    if top_ks is not None:
+        stays &= sgl_kernel.top_k_renorm_prob(probs, top_ks) > 0
+    if top_ps is not None:
+        stays &= sgl_kernel.top_p_renorm_prob(probs, top_ps) > 0
+    return stays
+
+
 def _rank_floor(probs: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None) -> torch.Tensor:
     """The smallest probability that top-k and top-p keep: [rows, 1].
 
@@ -32,7 +48,7 @@ def _rank_floor(probs: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.
     the first one does; where the others' ranks fail them, the floor lets them in.
     """
     vocab = probs.shape[-1]
-    width = vocab if probs.is_cuda else min(FIRST_RANKS, vocab)  # a GPU would wait for the answer
+    width = min(FIRST_RANKS, vocab)
     while True:
         ordered = probs.topk(width).values if width < vocab else probs.sort(-1, descending=True).values
         stays = torch.ones_like(ordered, dtype=torch.bool)
@@ -68,7 +84,7 @@ def filter_probs(
     largest, argmax = probs.max(-1, keepdim=True)
     stays = torch.ones_like(probs, dtype=torch.bool)
     if top_ks is not None or top_ps is not None:
-        stays &= probs >= _rank_floor(probs, top_ks, top_ps)
+        stays &= _within_ranks(probs, top_ks, top_ps)
     if min_ps is not None:
         stays &= probs >= largest * min_ps[:, None]
     if top_ks is not None:

@@ -9,7 +9,7 @@ belongs to a server that `tlt-server serve` started.
     attention backend "torch_native"  upstream's knows neither tree masks nor multi-step drafting
 """
 
-from tlt_server.api.requests import add_counts_to_meta_info, refuse_inexact
+from tlt_server.api.requests import add_counts_to_meta_info, check_request
 from tlt_server.engine.cpu import (
     apply_token_bitmask,
     create_attention_backend,
@@ -23,6 +23,7 @@ from tlt_server.metrics import count_verified
 __all__ = [
     "add_counts_to_meta_info",
     "apply_token_bitmask",
+    "check_request",
     "count_verified",
     "create_attention_backend",
     "create_router",
@@ -31,7 +32,6 @@ __all__ = [
     "filter_target_probs",
     "forbid_early_stop",
     "install",
-    "refuse_inexact",
     "sample_filtered",
 ]
 

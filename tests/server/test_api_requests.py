@@ -1,5 +1,7 @@
 """Requests that a server must refuse, and those it must not."""
 
+from collections.abc import Iterator
+
 import httpx
 import pytest
 
@@ -20,8 +22,9 @@ NEUTRAL = {
 
 
 @pytest.fixture
-def http(servers: Servers) -> httpx.Client:
-    return httpx.Client(base_url=servers.get(CONFIGS["eagle-chain"]), timeout=60)
+def http(servers: Servers) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=servers.get(CONFIGS["eagle-chain"]), timeout=60) as http:
+        yield http
 
 
 def ask(http: httpx.Client, **fields: object) -> httpx.Response:
@@ -56,6 +59,8 @@ MALFORMED = {
     "no prompt": (b'{"sampling_params": {}}', 400),
     "longer than the context": (b'{"text": "3", "sampling_params": {"max_new_tokens": 100000}}', 400),
     "a token that does not exist": (b'{"input_ids": [1000000]}', 400),
+    "a negative token": (b'{"input_ids": [5, -1]}', 400),
+    "a batch with one": (b'{"input_ids": [[5], [295]]}', 400),
     "an impossible value": (b'{"text": "3", "sampling_params": {"top_p": 7}}', 400),
 }
 
