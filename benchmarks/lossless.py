@@ -59,7 +59,7 @@ class Size(NamedTuple):
     candidates: int = 4
     samples: int = 20_000
     rounds: int = 5
-    seconds: float = 165
+    seconds: float = 150
     problems: int = 256
     rollouts: int = 256
     longest: int = 256
