@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Carries this project's server to a GPU host that reaches no package registry:  benchmarks/gpu_bundle.sh OUT
 #
-# Makes OUT/site.tar.xz of 45 MiB in about three minutes, where a registry is reachable: our fork of SGLang, its kernels
-# for Hopper and what they import, for Linux x86-64, Python 3.12, torch 2.11.0+cu130, triton 3.6.0 and an nvcc 13.0 on
-# the host. There, in a checkout:
+# Makes OUT/site.tar.xz of 43 MiB in a few minutes, where a registry is reachable: our fork of SGLang, its kernels for
+# Hopper and what they import, for Linux x86-64, Python 3.12, torch 2.11.0+cu130, triton 3.6.0 and an nvcc 13.0 on the
+# host. There, in a checkout:
 #   mkdir /tmp/site && tar xJf site.tar.xz -C /tmp/site
 #   export PYTHONPATH=$PWD:$PWD/clients/tlt_client:/tmp/site
+#   export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer
 #   python3 -m tlt_server serve --attention-backend flashinfer ...
+# The first start compiles attention for two and a half minutes; keep FLASHINFER_WORKSPACE_BASE for the next host.
 # Small, because it leaves out what a text model on one Hopper GPU never runs: FlashAttention-3 (340 MB) and FlashMLA,
 # kernels for other GPUs, image generation, tests. So the attention backend must be flashinfer or triton.
 # PYTHON names an interpreter that has tlt-server; WHEEL a pristine SGLang wheel, if it is here already.

@@ -11,7 +11,7 @@ from tlt_server.errors import UnsupportedError
 from tlt_server.support import FEATURES, as_markdown, require_supported
 
 REPOSITORY = Path(__file__).parents[1]
-DEFAULTS = ["--model-path", "m", "--speculative-eagle-topk", "1"]
+DEFAULTS = ["--model-path", "m", "--speculative-draft-model-path", "d", "--speculative-eagle-topk", "1"]
 # the test that shows each row that works
 SHOWN = {
     "EAGLE, chain": "tests/server/test_lossless.py",

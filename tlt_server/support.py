@@ -35,6 +35,13 @@ def _lossy_thresholds(args: Args) -> bool:
     return bool(min(args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc) < 1)
 
 
+def _own_head(args: Args) -> bool:
+    """SGLang turns NEXTN into EAGLE with the target's own folder as the drafter's."""
+    own = args.speculative_draft_model_path in (None, args.model_path)
+    eagle = _algorithm(args) in ("EAGLE", "EAGLE3")
+    return _algorithm(args) == "NEXTN" or (eagle and own) or bool(args.enable_multi_layer_eagle)
+
+
 UNTESTED = "not tested with our verification yet"
 
 FEATURES: Sequence[Feature] = (
@@ -89,9 +96,15 @@ FEATURES: Sequence[Feature] = (
         "it verifies by upstream's sampler, which ignores min_p",
     ),
     Feature(
-        "MTP, stand-alone and other drafters",
+        "MTP: a draft head that belongs to the target",
+        "--speculative-algorithm NEXTN",
+        _own_head,
+        UNTESTED,
+    ),
+    Feature(
+        "Stand-alone and other drafters",
         "--speculative-algorithm STANDALONE",
-        lambda a: _algorithm(a) not in ("EAGLE", "EAGLE3", "NGRAM") or bool(a.enable_multi_layer_eagle),
+        lambda a: _algorithm(a) not in ("EAGLE", "EAGLE3", "NGRAM", "NEXTN"),
         UNTESTED,
     ),
     Feature(

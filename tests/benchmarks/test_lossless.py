@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -179,6 +181,19 @@ def test_plain_sees_what_the_others_gave() -> None:
         return arm + "".join(done.result() for done in others.values())
 
     assert servers.on_each_arm(visit) == {"chain": "chain", "tree": "treechain", "plain": "plainchaintreechain"}
+
+
+def test_stand_ins_import_to_any_depth() -> None:
+    """In a process of its own, since they stay in its import system."""
+    script = (
+        "import benchmarks.gpu_stand_ins; import deep_gemm.utils.layout; from deep_gemm import Buffer\n"
+        "class Own(Buffer): pass\n"
+        "Own(1, key=2); assert not hasattr(deep_gemm, '__version__')\n"
+        "try: import deep_gem\n"
+        "except ImportError: pass\n"
+        "else: raise SystemExit('a stand-in for anything')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
 
 
 def test_graphs_are_read_off_the_log(tmp_path: Path) -> None:

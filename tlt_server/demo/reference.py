@@ -29,7 +29,7 @@ class Reference:
         """A prompt as the server tokenises it."""
         return tuple(self._tokenizer.encode(text))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, sequences: Sequence[Tokens]) -> torch.Tensor:
         """The logits after each of n equally long sequences: [n, vocab] float32."""
         output: torch.Tensor = self.model(torch.tensor(sequences), logits_to_keep=1).logits[:, -1]
