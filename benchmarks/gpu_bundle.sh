@@ -4,7 +4,7 @@
 # Makes OUT/site.tar.xz of 43 MiB in a few minutes, where a registry is reachable: our fork of SGLang, its kernels for
 # Hopper and what they import, for Linux x86-64, Python 3.12, torch 2.11.0+cu130, triton 3.6.0 and an nvcc 13.0 on the
 # host. There, in a checkout:
-#   mkdir /tmp/site && tar xJf site.tar.xz -C /tmp/site
+#   mkdir /tmp/site && tar xJf site.tar.xz -C /tmp/site && cp REVISION .    # what results are signed with, without git
 #   export PYTHONPATH=$PWD:$PWD/clients/tlt_client:/tmp/site
 #   export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer
 #   python3 -m tlt_server serve --attention-backend flashinfer ...
@@ -42,4 +42,5 @@ find . -type d -name tests -prune -exec rm -rf {} +
 # sgl_kernel's hold device code and are left as they came
 find . -name '*.so' -size +300k -not -path './sgl_kernel/*' -exec strip --strip-unneeded {} +
 tar c . | xz -T0 -7 >"$out/site.tar.xz"
-ls -l "$out/site.tar.xz"
+(cd "$here/.." && "$python" -c 'from tlt_server.results import git_revision; print(git_revision())') >"$out/REVISION"
+ls -l "$out"/{site.tar.xz,REVISION}

@@ -1,5 +1,6 @@
 """Results: one form, written whole or not at all."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,14 @@ def test_what_was_measured_is_described() -> None:
     assert result.date.endswith("+00:00")
 
 
+def test_a_copy_without_git_says_what_it_is_a_copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(results.git_revision().removesuffix("+")) == 40
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "tlt_server/results.py"))
+    assert results.git_revision() == "unknown"
+    (tmp_path / "REVISION").write_text("abc+\n")
+    assert results.git_revision() == "abc+"
+
+
 def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"name": "x", "speed": 3}')
     with pytest.raises(msgspec.ValidationError):
@@ -40,7 +49,7 @@ def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
 def test_kept_results_are_of_the_form_and_defined(path: Path) -> None:
     result = results.read(path)
     assert path.name == f"{result.name}.{path.name.split('.')[1]}.json"
-    definitions = (RESULTS.parent / "README.md").read_text()
+    definitions = re.findall(r"`([a-zA-Z0-9_]+)`", (RESULTS.parent / "README.md").read_text())
+    patterns = [re.sub("ARM|DTYPE|X", "[a-z0-9]+", each).replace("_D_", r"_\d+_") for each in definitions]
     for name in result.figures:
-        stem = name.rsplit("_", 1)[-1]
-        assert f"`{name}`" in definitions or f"`_{stem}`" in definitions, name
+        assert any(re.fullmatch(pattern, name) for pattern in patterns), name

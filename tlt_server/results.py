@@ -20,7 +20,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     date: UTC, ISO 8601, to the second.
     machine: what it ran on.
     versions: of the packages that decide the figures; only those installed.
-    revision: git's, with `+` where the tree had uncommitted changes; `unknown` outside a checkout.
+    revision: git's, with `+` where the tree had uncommitted changes; `unknown` outside a checkout and a copy of one.
     argv: the command.
     figures: flat names to numbers; benchmarks/README.md defines each, with its unit.
     """
@@ -89,8 +89,11 @@ def _installed() -> list[tuple[str, str]]:
 
 
 def git_revision() -> str:
-    """The revision of the checkout that this package lies in."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """The revision of the checkout that this package lies in; of a copy without .git, what its file REVISION says."""
+    top = Path(__file__).parents[1]
+    if (top / "REVISION").is_file():
+        return (top / "REVISION").read_text().strip()
+    git = ["git", "-C", str(top)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout

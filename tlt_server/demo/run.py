@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import math
 import statistics
 import tempfile
 import time
@@ -33,7 +34,7 @@ GREEDY = 16
 LAW_SAMPLES, LAW_TOKENS, LAW_RAREST = 600, 12, 2e-4
 SEED = 2026
 AT_ONCE = 16  # requests in flight: what two cores of a laptop serve comfortably
-LONGEST = 1200  # tokens; a worked solution ends well before
+LONGEST = 1024  # tokens: longer than any worked solution that the model was trained on
 
 
 class Answers(NamedTuple):
@@ -116,6 +117,7 @@ def compare(plain: Answers, spec: Answers) -> dict[str, float | int]:
     return {
         "requests": plain.requests + spec.requests,
         "failed_requests": plain.failed + spec.failed,
+        "rollouts": len(spec.rollouts),
         "tokens_per_s_plain": _tokens_per_s(plain),
         "tokens_per_s_spec": _tokens_per_s(spec),
         "accept_length": 1 + sum(c.accepted_drafts for c in counts) / sum(c.verify_calls for c in counts),
@@ -142,13 +144,20 @@ def _accuracy(answers: Answers) -> float:
     return statistics.mean(grade(task, rollout.text) for task, rollout in answers.rollouts)
 
 
+def _share(share: float, count: float) -> str:
+    """A share of `count` independent rollouts, with its standard error."""
+    return f"{share:.0%} ± {math.sqrt(share * (1 - share) / count):.0%}"
+
+
 def as_table(f: dict[str, float | int]) -> Table:
     """The figures for a person."""
     table = Table("", "speculation off", "on", title="Rollouts of the embedded model")
     table.add_row("tokens/s", f"{f['tokens_per_s_plain']:.0f}", f"{f['tokens_per_s_spec']:.0f}")
     table.add_row("accept length (most: 4)", "1", f"{f['accept_length']:.2f}")
     table.add_row("accept length of n-gram lookup", "", f"{f['accept_length_ngram']:.2f}")
-    table.add_row("accuracy", f"{f['accuracy_plain']:.0%}", f"{f['accuracy_spec']:.0%}")
+    table.add_row(
+        "accuracy, ± one standard error", *(_share(f[f"accuracy_{x}"], f["rollouts"]) for x in ("plain", "spec"))
+    )
     lengths = " / ".join(f"{f[f'response_length_{q}']:.0f}" for q in ("p50", "p90", "max"))
     table.add_row("response tokens: median / p90 / longest", lengths, "")
     table.add_row("greedy responses that differ", "", f"{f['greedy_mismatches']} of {f['greedy_responses']}")
