@@ -52,9 +52,10 @@ def test_sample_filtered_draws_from_the_joint_law(probs: torch.Tensor) -> None:
     assert not shares[law == 0].any()
 
 
-def request(prompt: int, least: int, stops: set[int] | None, eos: int | None = 1) -> SimpleNamespace:
+def request(prompt: int, least: int, stops: set[int] | None, eos: int | None = 1, outputs: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
         origin_input_ids=[0] * prompt,
+        output_ids=[0] * outputs,
         sampling_params=SimpleNamespace(min_new_tokens=least, stop_token_ids=stops),
         tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=eos),
     )
@@ -76,4 +77,5 @@ def test_stop_tokens_are_held_back_node_by_node() -> None:
 def test_nothing_is_held_back_where_nobody_asks() -> None:
     logits = torch.zeros(4, VOCAB)
     forbid_early_stop(logits, torch.arange(4), [request(1, 0, {7}), request(1, 0, None, eos=None)])
+    forbid_early_stop(logits, torch.arange(4), [request(1, 3, {7}, outputs=3), request(1, 0, None)])
     assert not logits.any()

@@ -54,8 +54,8 @@ def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[
         positions: [bs * num_draft_tokens] int, each node's position in its sequence.
         reqs: the batch's requests, in order.
     """
-    if not any(req.sampling_params.min_new_tokens for req in reqs):
-        return
+    if not any(len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs):
+        return  # under overlap output_ids lags behind, so this never leaves too early
     prompts = torch.tensor([len(req.origin_input_ids) for req in reqs])
     least = torch.tensor([req.sampling_params.min_new_tokens for req in reqs])
     table = stop_token_table([stop_tokens(req) for req in reqs])
