@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.readme import filled
 from tlt_server.errors import UnsupportedError
-from tlt_server.support import FEATURES, as_markdown, require_supported
+from tlt_server.support import FEATURES, require_supported
 
 REPOSITORY = Path(__file__).parents[1]
 DEFAULTS = ["--model-path", "m", "--speculative-draft-model-path", "d", "--speculative-eagle-topk", "1"]
@@ -60,5 +61,6 @@ def test_nothing_is_refused_without_speculation(parser: ArgumentParser) -> None:
         require_supported(args)
 
 
-def test_the_readme_prints_the_matrix() -> None:
-    assert as_markdown() in (REPOSITORY / "README.md").read_text()
+def test_the_readme_prints_the_matrix_and_the_kept_demo() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    assert filled(text) == text, "run python -m benchmarks.readme"

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tlt_server import __version__
 from tlt_server.config import Arm, ServerConfig
-from tlt_server.errors import ForkError, TltError
+from tlt_server.errors import DemoFailed, ForkError, TltError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,7 +71,7 @@ def fork_check() -> None:
 )
 def serve(
     context: typer.Context,
-    drafter: Annotated[str | None, typer.Option(help="Folder of an EAGLE or EAGLE-3 drafter.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="An EAGLE or EAGLE-3 drafter: folder or hub name.")] = None,
     arm: Annotated[str | None, typer.Option(help="num_steps,topk,num_draft_tokens; 3,1,4 by default.")] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
@@ -93,7 +93,7 @@ def demo(
 ) -> None:
     """Serve the embedded model with speculation off and on, send it rollouts, compare."""
     from tlt_server import results
-    from tlt_server.demo.run import run
+    from tlt_server.demo.run import faults, run
     from tlt_server.fork.status import require_fork
 
     require_fork()
@@ -101,6 +101,8 @@ def demo(
     if json:
         results.write(results.measured_here("demo", ["tlt-server", *sys.argv[1:]], figures), json)
         _out.print(f"figures written to {json}")
+    if found := faults(figures):
+        raise DemoFailed("; ".join(found))
 
 
 def read_config(

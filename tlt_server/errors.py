@@ -2,6 +2,7 @@
 
 TltError                 anything of ours; its message names the value and the remedy
 ├── ConfigError          the user wrote what we cannot run: correct the flag, file or model that the message names
+├── DemoFailed           the demo ran, and what it found is wrong: report it, with its figures
 ├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
 └── ForkError            the fork is not installed, or could not be made: run the command that the message names
     └── PatchError       upstream's file or our patch is not what the series was written for: the message names the file
@@ -20,6 +21,10 @@ class ConfigError(TltError):
     """A flag, a config file or a model that cannot be used as given."""
 
     exit_code = 2
+
+
+class DemoFailed(TltError):
+    """Requests of the demo failed, or speculation was not lossless."""
 
 
 class UnsupportedError(TltError):

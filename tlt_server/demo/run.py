@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import io
 import math
 import statistics
 import tempfile
@@ -33,6 +34,7 @@ GROUP = 8
 GREEDY = 16
 LAW_SAMPLES, LAW_TOKENS, LAW_RAREST = 600, 12, 2e-4
 SEED = 2026
+ALARM = 1e-4  # a lossless server falls below this p-value once in 10,000 demos
 AT_ONCE = 16  # requests in flight: what two cores of a laptop serve comfortably
 LONGEST = 1024  # tokens: longer than any worked solution that the model was trained on
 
@@ -60,6 +62,25 @@ def run(count: int, console: Console) -> dict[str, float | int]:
     console.print(as_table(figures))
     console.print(explain(figures))
     return figures
+
+
+def faults(f: dict[str, float | int]) -> list[str]:
+    """What went wrong, a line each; nothing where every request was answered and speculation was lossless."""
+    found = {
+        f"{f['failed_requests']} of {f['requests']} requests failed": f["failed_requests"] > 0,
+        f"{f['greedy_mismatches']} greedy responses changed with speculation": f["greedy_mismatches"] > 0,
+        f"sampled tokens do not follow the target's law (p = {f['sampling_p_value']:.1e})": f["sampling_p_value"]
+        < ALARM,
+    }
+    return [line for line, wrong in found.items() if wrong]
+
+
+def as_text(figures: dict[str, float | int]) -> str:
+    """The table and the explanation as plain text: what the README shows of the kept result."""
+    page = Console(width=90, file=io.StringIO(), record=True)
+    page.print(as_table(figures))
+    page.print(explain(figures))
+    return "\n".join(line.rstrip() for line in page.export_text().splitlines())
 
 
 async def _exercise(url: str, tasks: Sequence[Problem], console: Console) -> Answers:
