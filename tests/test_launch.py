@@ -62,6 +62,13 @@ def test_a_cpu_gets_its_flags_and_the_users_win(flag: str) -> None:
     assert flag not in compose(ServerConfig(), [], gpu=True)
 
 
+@pytest.mark.parametrize("words", [["--device", "cpu"], ["--device=cpu"]])
+def test_the_cpu_beside_a_gpu_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+        compose(ServerConfig(), words, gpu=True)
+    assert compose(ServerConfig(), words, gpu=False)
+
+
 def test_the_embedded_models_fit() -> None:
     check_models(Path(TARGET), Path(DRAFTER))
     check_models(Path(TARGET), eagle3_path())

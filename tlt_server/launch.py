@@ -4,6 +4,7 @@ import argparse
 import difflib
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -47,8 +48,10 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
         gpu: whether the server will run on one.
 
     Raises:
-        ConfigError: the drafter is not one that SGLang loads.
+        ConfigError: the drafter is not one that SGLang loads, or the CPU is asked for where a GPU is in sight.
     """
+    if gpu and "cpu" in _values(argv, "--device"):
+        raise ConfigError("--device cpu beside a GPU: hide it from the server, with CUDA_VISIBLE_DEVICES= in front")
     added: dict[str, str | None] = {"--enable-metrics": None}
     drafter = config.drafter
     if not _given(argv, "--model-path") and not _given(argv, "--model") and not _given(argv, "--config"):
@@ -71,6 +74,12 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
 
 def _given(argv: Sequence[str], flag: str) -> bool:
     return any(word == flag or word.startswith(f"{flag}=") for word in argv)
+
+
+def _values(argv: Sequence[str], flag: str) -> list[str]:
+    """The words that a flag is given, in either spelling."""
+    apart = [after for word, after in pairwise(argv) if word == flag]
+    return apart + [word.removeprefix(f"{flag}=") for word in argv if word.startswith(f"{flag}=")]
 
 
 class _Parser(argparse.ArgumentParser):

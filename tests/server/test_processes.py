@@ -1,7 +1,7 @@
 """Servers of several processes: tensor and data parallel, several tokenizer workers. Greedy output is the same."""
 
 import pytest
-from tlt_client import Client
+from tlt_client import Client, SamplingParams
 
 from tests.server.conftest import PROMPTS, Servers
 from tests.server.test_lossless import GREEDY
@@ -24,7 +24,10 @@ def test_several_processes(
         monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     with Client(servers.get(KINDS[kind])) as client:
         rollouts = client.generate_batch(PROMPTS, GREEDY)
+        filtered = SamplingParams(max_new_tokens=64, temperature=1.2, top_k=20, top_p=0.9, min_p=0.02)
+        sampled = client.generate_batch(PROMPTS, filtered)
         counters = client.status().counters
     servers.close()
     assert [rollout.tokens for rollout in rollouts] == expected
-    assert counters.drafts == sum(rollout.spec.verify_calls for rollout in rollouts if rollout.spec)
+    assert not any(rollout.aborted for rollout in sampled)
+    assert counters.drafts == sum(rollout.spec.verify_calls for rollout in rollouts + sampled if rollout.spec)
