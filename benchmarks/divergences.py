@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.laws import Target
 from tlt_server.demo.lossless import Tokens
+from tlt_server.demo.reference import Reference
 
 # In bfloat16 the gap between the embedded target's two best logits is off by 0.7 steps (standard deviation, against
 # float32, by transformers on a CPU), with rare errors of up to 5. Four are six standard deviations.
@@ -47,7 +47,7 @@ def first_difference(left: Tokens, right: Tokens) -> int | None:
 
 
 def divergences(
-    target: Target, prompts: Sequence[Tokens], left: Sequence[Tokens], right: Sequence[Tokens]
+    target: Reference, prompts: Sequence[Tokens], left: Sequence[Tokens], right: Sequence[Tokens]
 ) -> list[Divergence]:
     """Each pair of responses' first difference, re-scored by `target`; a failed request's empty one is passed over.
 

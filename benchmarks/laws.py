@@ -6,14 +6,12 @@ Written from the words of the API, in float64, and apart from the server's own f
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tlt_server.demo.lossless import REST, Tokens, enumerate_law, p_value
 from tlt_server.engine.sampling import filter_probs
-from tlt_server.torchvision import mend_torchvision
 
 Logits = Callable[[Sequence[Tokens]], torch.Tensor]
 """From n equally long token sequences to the logits of what follows each, [n, vocab] float32."""
@@ -136,20 +134,3 @@ def moved_mass(vocab: int, device: str, rows: int = 64) -> float:
     here = filter_probs(probs, *filters) > 0
     there = filter_probs(probs.to(device), *(each.to(device) for each in filters)).cpu() > 0
     return float((probs * (here != there)).sum(-1).max())
-
-
-class Target:
-    """A target's logits by transformers, in a dtype of choice."""
-
-    def __init__(self, path: Path, dtype: torch.dtype, device: str) -> None:
-        mend_torchvision()
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
-
-    def logits(self, sequences: Sequence[Tokens]) -> torch.Tensor:
-        rows = torch.tensor(sequences, device=self._model.device)
-        with torch.inference_mode():
-            return torch.cat([self._model(part, logits_to_keep=1).logits[:, -1].float() for part in rows.split(256)])

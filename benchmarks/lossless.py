@@ -27,12 +27,13 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from benchmarks.divergences import TIE_ULPS, divergence_figures, divergences
-from benchmarks.laws import LENGTHS, Case, Law, Target, cases, law, moved_mass, p_values, rounding_shift
+from benchmarks.laws import LENGTHS, Case, Law, cases, law, moved_mass, p_values, rounding_shift
 from benchmarks.models import peaked
 from benchmarks.servers import Answer, Request, Server, graph_figures, on_each_arm, serving, tokens_of
 from tlt_server import results
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
+from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
 from tlt_server.launch import has_gpu
 
@@ -100,7 +101,7 @@ def plan(made: peaked.Peaked, size: Size) -> list[Trial]:
     """
     device = "cuda" if has_gpu() else "cpu"
     dtype = torch.bfloat16 if has_gpu() else torch.float32
-    used, finer = (Target(made.target, each, device) for each in (dtype, torch.float32))
+    used, finer = (Reference(made.target, each, device) for each in (dtype, torch.float32))
     draw = random.Random(SEED)
     prompts = [tuple(draw.choices(made.common, k=PROMPT)) for _ in range(size.candidates)]
     with torch.device(device):
@@ -110,12 +111,12 @@ def plan(made: peaked.Peaked, size: Size) -> list[Trial]:
     return [min(of_case, key=lambda trial: trial.rounding) for of_case in zip(*tried, strict=True)]
 
 
-def _likely(target: Target, prompt: Tokens) -> list[int]:
+def _likely(target: Reference, prompt: Tokens) -> list[int]:
     likely: list[int] = target.logits([prompt])[0].topk(64).indices.tolist()
     return likely
 
 
-def _trial(case: Case, prompt: Tokens, used: Target, finer: Target, size: Size) -> Trial:
+def _trial(case: Case, prompt: Tokens, used: Reference, finer: Reference, size: Size) -> Trial:
     rarest = 10 / size.samples  # what is expected less often, the test counts with the rest
     laws = {length: law(case, prompt, used.logits, length, rarest) for length in LENGTHS}
     finely = {length: law(case, prompt, finer.logits, length, rarest / 2) for length in LENGTHS}
@@ -243,7 +244,7 @@ def measure_embedded(folder: Path, size: Size, target: Path, drafter: Path, afte
         "tie_tolerance_ulps": TIE_ULPS,
         "logprob_rollouts": size.rollouts,
     }
-    float32 = Target(target, torch.float32, "cuda" if has_gpu() else "cpu")
+    float32 = Reference(target, torch.float32, "cuda" if has_gpu() else "cpu")
     for arm, round_ in rounds.items():
         found = divergences(float32, prompts, plain.one_by_one, round_.greedy)
         figures |= divergence_figures("control" if arm == "plain" else arm, found)

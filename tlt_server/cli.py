@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tlt_server import __version__
 from tlt_server.config import Arm, ServerConfig
-from tlt_server.errors import DemoFailed, ForkError, TltError
+from tlt_server.errors import DemoFailed, TltError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,12 +57,9 @@ def fork_install(
 @fork.command("check")
 def fork_check() -> None:
     """Say which SGLang is installed; exit with 0 only for the fork."""
-    from tlt_server.fork.status import check
+    from tlt_server.fork.status import require_fork
 
-    status = check()
-    if not status.ok:
-        raise ForkError(status.message)
-    _out.print(status.message)
+    _out.print(require_fork().message)
 
 
 @app.command(

@@ -3,6 +3,7 @@
 TltError                 anything of ours; its message names the value and the remedy
 ├── ConfigError          the user wrote what we cannot run: correct the flag, file or model that the message names
 ├── DemoFailed           the demo ran, and what it found is wrong: report it, with its figures
+├── ServerFailed         a server that we started ended, or never answered: its last log lines, in the message, say why
 ├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
 └── ForkError            the fork is not installed, or could not be made: run the command that the message names
     └── PatchError       upstream's file or our patch is not what the series was written for: the message names the file
@@ -25,6 +26,10 @@ class ConfigError(TltError):
 
 class DemoFailed(TltError):
     """Requests of the demo failed, or speculation was not lossless."""
+
+
+class ServerFailed(TltError):
+    """A server that we started ended early, or did not answer in time; the message ends with its last log lines."""
 
 
 class UnsupportedError(TltError):

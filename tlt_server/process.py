@@ -12,11 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from tlt_server.errors import TltError
-
-
-class ServerFailed(TltError):
-    """A server that we started ended early, or did not answer in time; the message ends with its last log lines."""
+from tlt_server.errors import ServerFailed
 
 
 def free_port() -> int:

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from benchmarks import servers
 from benchmarks.divergences import Divergence, divergence_figures, divergences, first_difference
-from benchmarks.laws import Case, Target, cases, law, p_values, rounding_shift
+from benchmarks.laws import Case, cases, law, p_values, rounding_shift
 from benchmarks.models import peaked
 from tlt_server.demo.lossless import REST, Tokens
+from tlt_server.demo.reference import Reference
 from tlt_server.engine.sampling import filter_probs
 
 VOCAB, SAMPLES = 48, 4_000
@@ -122,7 +123,7 @@ def test_first_difference(left: Tokens, right: Tokens) -> None:
         assert left[i : i + 1] != right[i : i + 1]
 
 
-class Fixed(Target):
+class Fixed(Reference):
     """Says the same after every sequence."""
 
     def __init__(self, *logits: float) -> None:
@@ -147,11 +148,11 @@ def test_a_response_that_is_the_beginning_of_another_is_an_error() -> None:
 
 def test_the_peaked_model_is_peaked_and_its_drafter_is_often_right(tmp_path: Path) -> None:
     made = peaked.make(tmp_path, vocab=1_024, common=64)
-    target = Target(made.target, torch.float32, "cpu")
+    target = Reference(made.target, torch.float32, "cpu")
     prompts = list(itertools.islice(itertools.permutations(made.common, 4), 0, 50_000, 1_000))
     probs = target.logits(prompts).softmax(-1)
-    embed = target._model.model.embed_tokens.weight
-    drafts = (embed[[prompt[-1] for prompt in prompts]] @ target._model.lm_head.weight.T).argmax(-1)
+    embed = target.model.model.embed_tokens.weight
+    drafts = (embed[[prompt[-1] for prompt in prompts]] @ target.model.lm_head.weight.T).argmax(-1)
     right = probs.gather(1, drafts[:, None]).mean()
     assert 0.5 < right < 0.8
     assert probs.topk(6).values.sum(-1).mean() > 0.9

@@ -2,8 +2,8 @@
 
 A sampled continuation is compared with the target's own law, computed exactly by transformers: every continuation of a
 few tokens that is not too rare is enumerated with its probability, the rest is one outcome, and a chi-squared test
-asks whether the counts could have come from that law. Greedy output needs no statistics: it is
-compared token for token.
+asks whether the counts could have come from that law. Greedy output needs no statistics: it is compared token for
+token.
 """
 
 from collections import Counter

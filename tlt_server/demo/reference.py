@@ -1,29 +1,42 @@
 """The target by transformers, without any server: what the losslessness check compares with."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tlt_server.demo.lossless import Tokens
 from tlt_server.torchvision import mend_torchvision
 
+ROWS = 256
+"""Sequences in one forward pass: bounds the memory of a large vocabulary's logits."""
+
 
 class Reference:
-    """A target and its tokenizer, in float32 on the CPU.
+    """A target and its tokenizer.
 
     Args:
         path: the model's folder.
+        dtype: of its weights and sums; logits are float32 in any case.
+        device: where it runs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         mend_torchvision()
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self._tokenizer = AutoTokenizer.from_pretrained(path)
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self._path = path
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._path)
 
     def tokens(self, text: str) -> Tokens:
         """A prompt as the server tokenises it."""
@@ -32,8 +45,8 @@ class Reference:
     @torch.no_grad()
     def logits(self, sequences: Sequence[Tokens]) -> torch.Tensor:
         """The logits after each of n equally long sequences: [n, vocab] float32."""
-        output: torch.Tensor = self.model(torch.tensor(sequences), logits_to_keep=1).logits[:, -1]
-        return output
+        rows = torch.tensor(sequences, device=self.model.device)
+        return torch.cat([self.model(part, logits_to_keep=1).logits[:, -1].float() for part in rows.split(ROWS)])
 
     def next_probs(self, sequences: Sequence[Tokens]) -> torch.Tensor:
         """The law at temperature 1 of what follows each of n equally long sequences: [n, vocab]."""

@@ -52,11 +52,12 @@ def check(path: Sequence[str] | None = None, root: Path | None = None) -> ForkSt
     return ForkStatus(verdict, installed.version if installed else None, expected, message)
 
 
-def require_fork() -> None:
+def require_fork() -> ForkStatus:
     """Raise ForkError, whose message names the command that mends it, unless this environment has the fork intact."""
     status = check()
     if not status.ok:
         raise ForkError(status.message)
+    return status
 
 
 def _verdict(

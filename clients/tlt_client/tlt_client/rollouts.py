@@ -51,7 +51,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str | None = None
     """Version of the target's weights when the rollout ended."""
     accept_length: float | None = None
-    """Tokens per target pass, bonus token counted: completion_tokens / verify_calls. None without speculation."""
+    """Tokens per target pass, bonus token counted, as the server says: from tlt-server 1 + accepted_drafts /
+    verify_calls, from SGLang completion_tokens / verify_calls. None without speculation."""
     spec: SpecCounts | None = None
     """None without speculation, or from a server that does not send all three counts."""
     resamples: int = 0
