@@ -1,6 +1,7 @@
 # make demo   environment, fork, server and the main job, on any Linux x86-64 machine; JSON=PATH keeps the figures
 # make test   every test that runs without a GPU
 # make lint   format, lint, types
+# make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in OUT; SMOKE=1: two minutes
 #
 # PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
 # VENV         where the environment lies
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint env clean
+.PHONY: demo test lint bench env clean
 
 env: $(READY)
 
@@ -37,6 +38,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+OUT ?= bench
+bench: $(READY)
+	for table in speedup accept_length context; do \
+	    $(BIN)/python -m benchmarks.$$table --models $(OUT)/models/50m --json $(OUT)/$$table.json \
+	        $(if $(SMOKE),--smoke) || exit; \
+	done
 
 clean:
 	rm -rf $(VENV)

@@ -3,8 +3,11 @@
 #
 # Makes OUT/site.tar.xz of 43 MiB in a few minutes, where a registry is reachable: our fork of SGLang, its kernels for
 # Hopper and what they import, for Linux x86-64, Python 3.12, torch 2.11.0+cu130, triton 3.6.0 and an nvcc 13.0 on the
-# host. There, in a checkout:
+# host; and OUT/upstream.tar.gz, the files that the fork changes as upstream ships them, for its peer. There, in a
+# checkout:
 #   mkdir /tmp/site && tar xJf site.tar.xz -C /tmp/site && cp REVISION .    # what results are signed with, without git
+#   mkdir /tmp/upstream && cp -al /tmp/site/sglang /tmp/upstream            # for --upstream /tmp/upstream
+#   tar xzf upstream.tar.gz -C /tmp/upstream --unlink-first
 #   export PYTHONPATH=$PWD:$PWD/clients/tlt_client:/tmp/site
 #   export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer
 #   python3 -m tlt_server serve --attention-backend flashinfer ...
@@ -19,7 +22,16 @@ python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-(cd "$here/.." && "$python" -m tlt_server fork build --python 3.12 --out "$scratch/wheels" ${WHEEL:+--wheel "$WHEEL"})
+wheel=${WHEEL:-}
+if [ -z "$wheel" ]; then
+  "$python" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_34_x86_64 \
+    -d "$scratch/pristine" sglang==0.5.17
+  wheel=$(echo "$scratch"/pristine/*.whl)
+fi
+(cd "$here/.." && "$python" -m tlt_server fork build --python 3.12 --out "$scratch/wheels" --wheel "$wheel")
+
+"$python" -m zipfile -e "$wheel" "$scratch/upstream"
+awk '!/^#/ {print $3}' "$here/../patches/images.sha256" | tar czf "$out/upstream.tar.gz" -C "$scratch/upstream" -T -
 
 # pip takes each glibc tag by itself, not "this or older"
 tags=()
@@ -43,4 +55,4 @@ find . -type d -name tests -prune -exec rm -rf {} +
 find . -name '*.so' -size +300k -not -path './sgl_kernel/*' -exec strip --strip-unneeded {} +
 tar c . | xz -T0 -7 >"$out/site.tar.xz"
 (cd "$here/.." && "$python" -c 'from tlt_server.results import git_revision; print(git_revision())') >"$out/REVISION"
-ls -l "$out"/{site.tar.xz,REVISION}
+ls -l "$out"/{site.tar.xz,upstream.tar.gz,REVISION}

@@ -36,8 +36,8 @@ from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
 from tlt_server.launch import has_gpu
+from tlt_server.results import Figures
 
-Figures = dict[str, float | int]
 ByCase = dict[str, list[Tokens]]
 SEED = 2026
 PROMPT = 4  # tokens: few, so that each ancestor in a draft weighs in attention

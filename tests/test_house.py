@@ -11,6 +11,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     {"errors", "torchvision", "__init__"},
     {"config", "metrics", "results", "support", "preflight", "process"},
+    {"wire"},
     {"fork", "engine"},
     {"demo"},
     {"api"},

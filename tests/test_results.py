@@ -11,6 +11,14 @@ from hypothesis import strategies as st
 from tlt_server import results
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results"
+PLACEHOLDERS = {
+    **dict.fromkeys(("ARM", "DTYPE", "X"), "[a-z0-9]+"),
+    **dict.fromkeys(("D", "N"), r"\d+"),
+    "SIDE": r"(upstream_)?(plain|plain_random|adaptive|(chain|tree)(_\d+)+(_accept_\d+)?)",
+    "PHASE": "decode|verify|sampling|extend|between|draft",
+    "GROUP": "[a-z]+",
+    "LOAD": r"(context_\d+_)?batch_\d+",
+}
 
 
 @given(
@@ -50,6 +58,10 @@ def test_kept_results_are_of_the_form_and_defined(path: Path) -> None:
     result = results.read(path)
     assert path.name == f"{result.name}.{path.name.split('.')[1]}.json"
     definitions = re.findall(r"`([a-zA-Z0-9_]+)`", (RESULTS.parent / "README.md").read_text())
-    patterns = [re.sub("ARM|DTYPE|X", "[a-z0-9]+", each).replace("_D_", r"_\d+_") for each in definitions]
+    patterns = [re.sub("[A-Z]+", _placeholder, each) for each in definitions]
     for name in result.figures:
         assert any(re.fullmatch(pattern, name) for pattern in patterns), name
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    return f"({PLACEHOLDERS[found[0]]})" if found[0] in PLACEHOLDERS else found[0]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.readme import filled
 from tlt_server.errors import UnsupportedError
 from tlt_server.support import FEATURES, require_supported
 
@@ -59,8 +58,3 @@ def test_nothing_is_refused_without_speculation(parser: ArgumentParser) -> None:
         args = parsed(parser, feature.flags)
         args.speculative_algorithm = None
         require_supported(args)
-
-
-def test_the_readme_prints_the_matrix_and_the_kept_demo() -> None:
-    text = (REPOSITORY / "README.md").read_text()
-    assert filled(text) == text, "run python -m benchmarks.readme"

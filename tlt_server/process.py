@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -23,6 +24,13 @@ def free_port() -> int:
         return port
 
 
+class Running(NamedTuple):
+    """A server that answers. Its processes form the group `pid`."""
+
+    url: str
+    pid: int
+
+
 @contextlib.contextmanager
 def running_server(arguments: Sequence[str], log: Path, *, start_timeout: float = 180) -> Iterator[str]:
     """Runs `tlt-server serve ARGUMENTS` on a free port of loopback; yields its URL once it answers.
@@ -35,13 +43,34 @@ def running_server(arguments: Sequence[str], log: Path, *, start_timeout: float 
     Raises:
         ServerFailed: it ended, or did not answer in time.
     """
+    with running_module(["tlt_server", "serve"], arguments, log, start_timeout=start_timeout) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def running_module(
+    module: Sequence[str],
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    start_timeout: float,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
+    """Runs a Python module that serves SGLang's HTTP; as `running_server`.
+
+    Args:
+        module: its name, and what stands before its flags.
+        environment: variables beside this process's own.
+    """
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "tlt_server", "serve", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", *module, "--host", "127.0.0.1", "--port", str(port), *arguments]
     with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        server = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, env=os.environ | (environment or {})
+        )
     try:
         _await_health(server, url, log, start_timeout)
-        yield url
+        yield Running(url, server.pid)
     finally:
         _end(server)
 

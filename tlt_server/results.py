@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+Figures = dict[str, float | int]
+"""Flat names to numbers."""
 PACKAGES = ("tlt-server", "sglang", "torch", "transformers", "flashinfer-python", "triton")
 
 
@@ -31,7 +33,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     versions: dict[str, str]
     revision: str
     argv: list[str]
-    figures: dict[str, float | int]
+    figures: Figures
 
 
 def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]) -> Result:

@@ -1,0 +1,147 @@
+"""What the commands of benchmarks/ have in common: their flags, the models that they measure, how they end."""
+
+import argparse
+import logging
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+from tokenizers import Tokenizer
+
+from benchmarks.models import shapes
+from tlt_server import results
+from tlt_server.demo.lossless import Tokens
+from tlt_server.demo.task import problems
+from tlt_server.errors import ConfigError, TltError
+from tlt_server.launch import has_gpu
+from tlt_server.preflight import check_models
+from tlt_server.results import Figures, Result
+
+SEED = 2026
+CPU_SHAPE = "50m"
+out = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The target and the EAGLE drafter that a benchmark serves."""
+
+    target: Path
+    drafter: Path
+
+    def prompts(self, count: int, length: int | None = None) -> list[Tokens]:
+        """Problems of the embedded task, as this target's tokens; `length` puts earlier problems in front of each.
+
+        Every prompt differs, and a longer one begins as a shorter one does, so that a server's cache serves both.
+        """
+        tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
+        encoded = [tuple(tokenizer.encode(problem.prompt).ids) for problem in problems(count, SEED)]
+        return encoded if length is None else [_prolonged(prompt, encoded, length) for prompt in encoded]
+
+
+Measure = Callable[[Models, Path, argparse.Namespace], Figures]
+"""From models, a folder for logs, and flags to figures."""
+
+
+def _prolonged(prompt: Tokens, others: Sequence[Tokens], length: int) -> Tokens:
+    draw = random.Random(repr(prompt))
+    tokens = list(prompt)
+    while len(tokens) < length:
+        tokens += draw.choice(others)
+    return tuple(tokens[:length])
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The flags that every table's command has."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    gpu = has_gpu()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keeps the servers' logs")
+    parser.add_argument(
+        "--shape", default="qwen2.5-7b" if gpu else CPU_SHAPE, help=f"one of {', '.join(shapes.SHAPES)}"
+    )
+    parser.add_argument("--models", type=Path, metavar="FOLDER", help="where models of that shape are made and kept")
+    parser.add_argument("--model-path", type=Path, metavar="FOLDER", help="a real target instead")
+    parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="its EAGLE drafter")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured (default: 3)")
+    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
+    if gpu:
+        parser.add_argument(
+            "--upstream",
+            type=Path,
+            metavar="FOLDER",
+            help="SGLang 0.5.17 as its authors ship it, by pip install --no-deps --target: the peers (default: none)",
+        )
+    else:
+        parser.set_defaults(upstream=None)  # upstream does not run EAGLE on a CPU
+    return parser
+
+
+@contextmanager
+def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
+    """The models to measure, made if they are not there, and a folder for logs.
+
+    Raises:
+        ConfigError: models that cannot be made, read, or used together.
+    """
+    if bool(arguments.model_path) != bool(arguments.drafter):
+        raise ConfigError("--model-path and --drafter go together: a real target and its drafter")
+    if arguments.upstream and not (arguments.upstream / "sglang").is_dir():
+        raise ConfigError(
+            f"--upstream {arguments.upstream}: no folder sglang in it. Make it with pip install --no-deps --target"
+        )
+    with tempfile.TemporaryDirectory(prefix="tlt-bench-") as scratch:
+        logs = arguments.logs or Path(scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        if arguments.model_path:
+            models = Models(arguments.model_path, arguments.drafter)
+        else:
+            if not has_gpu() and arguments.shape in shapes.SHAPES and arguments.shape != CPU_SHAPE:
+                raise ConfigError(
+                    f"--shape {arguments.shape} needs a GPU, and there is none; {CPU_SHAPE} runs on a CPU"
+                )
+            dtype = torch.bfloat16 if has_gpu() else torch.float32
+            built = shapes.build(arguments.shape, arguments.models or Path(scratch) / "models", dtype=dtype)
+            models = Models(built.target, built.drafter)
+        check_models(models.target, models.drafter)
+        yield models, logs
+
+
+def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result]) -> None:
+    """Measures and keeps the result; ends as a command does: one line for what the user can mend, nothing half done."""
+    logging.basicConfig(level=logging.WARNING)
+    try:
+        result = measure()
+        if arguments.json:
+            results.write(result, arguments.json)
+    except TltError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted; nothing was kept\n")
+        raise SystemExit(130) from None
+
+
+def main(
+    name: str, description: str | None, argv: Sequence[str], measure: Measure, table: Callable[[Result], str]
+) -> None:
+    """A command with no flags of its own: measures, keeps, and shows a table in Markdown."""
+    arguments = parser(name, description).parse_args(argv)
+
+    def result() -> Result:
+        with workplace(arguments) as (models, logs):
+            figures = measure(models, logs, arguments)
+        made = results.measured_here(name, ["python", "-m", f"benchmarks.{name}", *argv], figures)
+        out.print(Markdown(table(made)))
+        return made
+
+    run(name, arguments, result)

@@ -1,0 +1,141 @@
+"""Sides measured in turn, and what is computed of it: medians of every side, and ratios to plain decoding.
+
+A ratio is taken within one group of servers, which stand side by side on one machine, and within one round. What is
+reported is the median over the rounds, with the least and the greatest.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.decoding import Load, Window, decode
+from benchmarks.sides import Side, SideServer, Site, awake, side_by_side
+from tlt_server.results import Figures
+
+PLAIN = "plain"  # the side of each group that the others are compared with
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one group gave: windows[side, load][round]."""
+
+    sides: Sequence[Side]
+    windows: Mapping[tuple[str, str], Sequence[Sequence[Window]]]
+    requests: int
+    failed: int
+
+    def speedups(self, side: str, load: str) -> list[float]:
+        """A side's rate over plain decoding's, round by round; without rounds that gave either no window."""
+        pairs = zip(self.windows[side, load], self.windows[PLAIN, load], strict=True)
+        return [_rate(ours) / _rate(plain) for ours, plain in pairs if ours and plain]
+
+
+def _rate(windows: Sequence[Window]) -> float:
+    return median(window.tokens_per_s for window in windows)
+
+
+def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int) -> list[Measured]:
+    """Every load on every side, `rounds` times, the order of sides rotated from round to round; group after group."""
+    total = sum((rounds + 1) * len(_asked(side, loads)) for group in groups for side in group)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as progress:
+        task = progress.add_task("starting", total=total)
+        measured = []
+        for number, group in enumerate(groups, 1):
+            progress.update(task, description=f"group {number} of {len(groups)}: starting")
+            with side_by_side(group, site) as servers:
+
+                def tick(side: Side, load: Load, number: int = number) -> None:
+                    progress.update(task, advance=1, description=f"group {number}: {side.name}, {load.name}")
+
+                measured.append(_measure_group(group, servers, loads, rounds, tick))
+    return measured
+
+
+def _asked(side: Side, loads: Sequence[Load]) -> list[Load]:
+    return [load for load in loads if load.batch <= side.max_batch]
+
+
+def _measure_group(
+    group: Sequence[Side],
+    servers: Mapping[str, SideServer],
+    loads: Sequence[Load],
+    rounds: int,
+    tick: Callable[[Side, Load], None],
+) -> Measured:
+    for side in group:  # the first time, kernels are compiled and prompts prefilled
+        with awake(servers[side.name]) as server:
+            for load in _asked(side, loads):
+                tick(side, load)
+                decode(server, Load(load.name, load.prompts, tokens=24))
+    windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
+    for round_ in range(rounds):
+        first = round_ % len(group)
+        for load in loads:
+            for side in [*group[first:], *group[:first]]:
+                if load not in _asked(side, loads):
+                    continue
+                tick(side, load)
+                with awake(servers[side.name]) as server:
+                    found = decode(server, load)
+                if not found:
+                    logging.warning("%s gave no steady window of %s", side.name, load.name)
+                windows[side.name, load.name].append(found)
+    asked = [servers[side.name] for side in group]
+    return Measured(group, windows, sum(each.requests for each in asked), sum(each.failed for each in asked))
+
+
+def merged(groups: Sequence[Measured]) -> Measured:
+    """Groups that could not stand side by side, as if they had."""
+    return Measured(
+        [side for group in groups for side in group.sides],
+        {key: value for group in groups for key, value in group.windows.items()},
+        sum(group.requests for group in groups),
+        sum(group.failed for group in groups),
+    )
+
+
+def side_figures(measured: Sequence[Measured], loads: Sequence[Load]) -> Figures:
+    """Of every side at every load: rate, step time, accept length, and how it compares with plain decoding.
+
+    Plain decoding is measured in every group; its own figures are those of the first.
+    """
+    figures: Figures = {}
+    for group in reversed(measured):
+        for side in group.sides:
+            for load in loads:
+                rounds = group.windows.get((side.name, load.name), [])
+                found = [window for round_ in rounds for window in round_]
+                if not found:
+                    continue
+                name = f"{side.name}_{load.name}"
+                figures[f"tokens_per_s_{name}"] = median(window.tokens_per_s for window in found)
+                figures[f"step_ms_{name}"] = median(window.step_ms for window in found)
+                figures[f"accept_length_{name}"] = sum(window.accept_length for window in found) / len(found)
+                figures[f"windows_{name}"] = len(found)
+                figures[f"windows_without_graph_{name}"] = sum(not window.graph for window in found)
+                if side.name != PLAIN and (ratios := group.speedups(side.name, load.name)):
+                    figures |= _ratio_figures(name, ratios, median(window.accept_length for window in found))
+    return dict(sorted(figures.items()))
+
+
+def _ratio_figures(name: str, ratios: Sequence[float], accept_length: float) -> Figures:
+    speedup = median(ratios)
+    return {
+        f"speedup_{name}": speedup,
+        f"speedup_min_{name}": min(ratios),
+        f"speedup_max_{name}": max(ratios),
+        f"break_even_{name}": accept_length / speedup,
+    }
+
+
+def totals(measured: Sequence[Measured]) -> Figures:
+    """Requests sent and failed."""
+    return {
+        "requests": sum(group.requests for group in measured),
+        "failed_requests": sum(group.failed for group in measured),
+    }

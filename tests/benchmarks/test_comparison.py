@@ -1,0 +1,180 @@
+"""The harness: what it reads off a server's log, how sides are started, and what it computes of windows."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import accept_length, context, sides, speedup
+from benchmarks.command import Models
+from benchmarks.comparison import PLAIN, Measured, merged, side_figures
+from benchmarks.decoding import Load, Window, steady, windows
+from benchmarks.sides import Side, Site, check_memory, name_of
+from tlt_server.config import Arm
+from tlt_server.demo import default_paths
+from tlt_server.errors import ConfigError
+
+TARGET, DRAFTER = default_paths()
+LOG = """\
+[2026-11-20 16:36:49] Decode batch, #running-req: 128, #token: 83940, token usage: 0.70, cuda graph: True, gen \
+throughput (token/s): 17530.17, #queue-req: 0
+Prefill batch, #new-seq: 32, #new-token: 2047, #cached-token: 1, token usage: 0.03, input throughput (token/s): 767.40
+Decode batch, #running-req: 32, #token: 21888, token usage: 0.18, accept len: 4.00, accept rate: 0.20, cuda graph: \
+False, gen throughput (token/s): 5504.09, #queue-req: 0
+Decode batch, #running-req: 8, #token: 537, token usage: 0.21, accept len: 1.94, accept rate: 0.94, cpu graph: False, \
+gen throughput (token/s): 330.12, #queue-req: 0
+"""
+
+
+def site(**changes: object) -> Site:
+    made = Site(TARGET, DRAFTER, logs=Path(), batches=(1, 8), max_tokens=4096)
+    return replace(made, **changes)
+
+
+def test_the_log_is_read() -> None:
+    assert windows(LOG) == [
+        Window(128, 83940, 17530.17, 1.0, graph=True),
+        Window(32, 21888, 5504.09, 4.0, graph=False),
+        Window(8, 537, 330.12, 1.94, graph=False),
+    ]
+
+
+def test_a_steps_time_follows_from_rate_and_accept_length() -> None:
+    assert Window(32, 0, 6400.0, 4.0, graph=True).step_ms == pytest.approx(20)
+
+
+def rates(*values: float, batch: int = 4, accepted: float = 1.0) -> list[Window]:
+    return [Window(batch, 0, value, accepted, graph=True) for value in values]
+
+
+@given(st.lists(st.integers(1, 4), max_size=30))
+def test_only_full_batches_between_the_first_and_the_last_count(sizes: Sequence[int]) -> None:
+    found = [Window(batch, place, 1.0, 1.0, graph=True) for place, batch in enumerate(sizes)]
+    full = [place for place, batch in enumerate(sizes) if batch == 4]
+    assert [window.cached for window in steady(found, 4)] == full[1:-1]
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """A machine that slows down in the second round slows both sides: the ratio stands."""
+    chain, load = Side("chain_3", Arm(3, 1, 4)), Load("batch_4", [(1,)] * 4, 64)
+    plain = [rates(100, 100), rates(50, 50), rates(100, 100)]
+    drafted = [rates(200, 200, accepted=3), rates(100, 100, accepted=3), rates(220, 220, accepted=3)]
+    group = Measured([Side(PLAIN), chain], {(PLAIN, load.name): plain, ("chain_3", load.name): drafted}, 6, 0)
+    figures = side_figures([group], [load])
+    assert figures["speedup_chain_3_batch_4"] == 2
+    assert figures["speedup_min_chain_3_batch_4"] == 2
+    assert figures["speedup_max_chain_3_batch_4"] == pytest.approx(2.2)
+    assert figures["break_even_chain_3_batch_4"] == 1.5
+    assert figures["tokens_per_s_plain_batch_4"] == 100
+    assert figures["windows_chain_3_batch_4"] == 6
+
+
+def test_a_round_without_a_window_gives_no_ratio() -> None:
+    chain, load = Side("chain_3", Arm(3, 1, 4)), Load("batch_4", [(1,)] * 4, 64)
+    of = {(PLAIN, load.name): [rates(100), []], ("chain_3", load.name): [[], rates(300)]}
+    figures = side_figures([Measured([Side(PLAIN), chain], of, 4, 0)], [load])
+    assert "speedup_chain_3_batch_4" not in figures
+
+
+def test_plain_figures_are_those_of_the_first_group() -> None:
+    load = Load("batch_4", [(1,)] * 4, 64)
+    groups = [Measured([Side(PLAIN)], {(PLAIN, load.name): [rates(rate)]}, 1, 0) for rate in (100, 50)]
+    assert side_figures(groups, [load])["tokens_per_s_plain_batch_4"] == 100
+
+
+def test_groups_that_stood_apart_are_compared() -> None:
+    chain, load = Side("chain_3", Arm(3, 1, 4)), Load("batch_4", [(1,)] * 4, 64)
+    apart = [
+        Measured([Side(PLAIN)], {(PLAIN, load.name): [rates(100)]}, 4, 1),
+        Measured([chain], {(chain.name, load.name): [rates(150)]}, 4, 0),
+    ]
+    both = merged(apart)
+    assert both.speedups("chain_3", load.name) == [1.5]
+    assert (both.requests, both.failed) == (8, 1)
+
+
+def test_the_best_arm_is_ours_or_upstreams() -> None:
+    figures = {
+        "speedup_chain_3_batch_8": 1.5,
+        "speedup_tree_5_4_8_batch_8": 1.7,
+        "speedup_max_chain_3_batch_8": 9,
+        "speedup_upstream_chain_3_batch_8": 1.6,
+        "speedup_upstream_adaptive_batch_8": 2.0,
+        "speedup_chain_3_batch_128": 0.5,
+    }
+    best = speedup.best_figures(figures, [8, 128])
+    assert best == {"speedup_batch_8": 1.7, "speedup_upstream_batch_8": 1.6, "speedup_batch_128": 0.5}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        speedup.gpu_groups(upstream=True),
+        speedup.gpu_groups(upstream=False),
+        speedup.cpu_groups(),
+        accept_length.groups(accept_length.GPU_GROUPS),
+        accept_length.groups(accept_length.CPU_GROUPS),
+        [context.sides()],
+    ],
+)
+def test_every_group_has_its_own_plain_side(groups: Sequence[Sequence[Side]]) -> None:
+    for group in groups:
+        assert [side.name for side in group].count(PLAIN) == 1
+    names = [side.name for group in groups for side in group if side.name != PLAIN]
+    assert len(set(names)) == len(names)
+
+
+def test_peers_get_the_same_flags_as_ours() -> None:
+    ours = Side("chain_3", Arm(3, 1, 4), accept_length=3)
+    theirs = replace(ours, upstream=True)
+    module, flags, environment = site(upstream=Path("/up")).command(ours)
+    peer, peer_flags, peer_environment = site(upstream=Path("/up")).command(theirs)
+    assert (module, peer) == (["tlt_server", "serve"], ["sglang.launch_server"])
+    assert flags == peer_flags
+    assert environment == {"SGLANG_SIMULATE_ACC_LEN": "3"}
+    assert peer_environment.pop("PYTHONPATH").startswith("/up")
+    assert peer_environment == environment
+
+
+def test_arms_have_names() -> None:
+    assert [name_of(Arm(3, 1, 4)), name_of(Arm(5, 4, 16))] == ["chain_3", "tree_5_4_16"]
+
+
+def test_too_little_memory_is_said_before_anything_starts() -> None:
+    check_memory([Side(PLAIN)], site())
+    with pytest.raises(ConfigError, match=r"2 servers of .* need .* GB.* are free.*smaller --shape"):
+        check_memory([Side(PLAIN), Side("chain_3", Arm(3, 1, 4))], site(max_tokens=1 << 34))
+
+
+def test_prompts_differ_and_longer_ones_begin_as_shorter_ones() -> None:
+    models = Models(TARGET, DRAFTER)
+    short, long = models.prompts(4, 64), models.prompts(4, 256)
+    assert [len(each) for each in short + long] == [64] * 4 + [256] * 4
+    assert [each[:64] for each in long] == short
+    assert len({each[:24] for each in short}) == 4
+
+
+@pytest.mark.parametrize("command", ["speedup", "accept_length", "context"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--shape", "qwen3"], "shape qwen3: not known. Choose one of"),
+        (["--shape", "qwen2.5-7b"], "--shape qwen2.5-7b needs a GPU, and there is none"),
+        (["--model-path", "there"], "--model-path and --drafter go together"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    command: str, flags: Sequence[str], message: str, tmp_path: Path
+) -> None:
+    kept = tmp_path / "result.json"
+    words = [sys.executable, "-m", f"benchmarks.{command}", "--json", str(kept), *flags]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=Path(sides.__file__).parents[1])
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not kept.exists()
