@@ -19,7 +19,7 @@ from benchmarks.models import shapes
 from tlt_server import results
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.task import problems
-from tlt_server.errors import ConfigError, TltError
+from tlt_server.errors import ConfigError, ServerFailed, TltError
 from tlt_server.launch import has_gpu
 from tlt_server.preflight import check_models
 from tlt_server.results import Figures, Result
@@ -111,6 +111,7 @@ def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
                 )
             dtype = torch.bfloat16 if has_gpu() else torch.float32
             built = shapes.build(arguments.shape, arguments.models or Path(scratch) / "models", dtype=dtype)
+            torch.cuda.empty_cache()  # the servers need what building took
             models = Models(built.target, built.drafter)
         check_models(models.target, models.drafter)
         yield models, logs
@@ -123,6 +124,8 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
         result = measure()
         if arguments.json:
             results.write(result, arguments.json)
+        if failed := result.figures.get("failed_requests"):
+            raise ServerFailed(f"{failed} requests failed: what they would have given is missing from the figures")
     except TltError as error:
         sys.stderr.write(f"{name}: {error}\n")
         raise SystemExit(error.exit_code) from error

@@ -7,13 +7,14 @@ reported is the median over the rounds, with the least and the greatest.
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.decoding import Load, Window, decode
 from benchmarks.sides import Side, SideServer, Site, awake, side_by_side
+from tlt_server.process import tail
 from tlt_server.results import Figures
 
 PLAIN = "plain"  # the side of each group that the others are compared with
@@ -67,24 +68,31 @@ def _measure_group(
     rounds: int,
     tick: Callable[[Side, Load], None],
 ) -> Measured:
+    broken: set[str] = set()
+
+    def give(side: Side, load: Load) -> list[Window]:
+        """A load's windows; of a server that has failed once, none from then on."""
+        tick(side, load)
+        server = servers[side.name]
+        if side.name in broken:
+            return []
+        with awake(server):
+            found = decode(server, load)
+        if server.failed:
+            logging.error("%s failed, and is left out from here on:\n%s", side.name, tail(server.log))
+            broken.add(side.name)
+        return found
+
     for side in group:  # the first time, kernels are compiled and prompts prefilled
-        with awake(servers[side.name]) as server:
-            for load in _asked(side, loads):
-                tick(side, load)
-                decode(server, Load(load.name, load.prompts, tokens=24))
+        for load in _asked(side, loads):
+            give(side, replace(load, tokens=24))
     windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
     for round_ in range(rounds):
         first = round_ % len(group)
         for load in loads:
             for side in [*group[first:], *group[:first]]:
-                if load not in _asked(side, loads):
-                    continue
-                tick(side, load)
-                with awake(servers[side.name]) as server:
-                    found = decode(server, load)
-                if not found:
-                    logging.warning("%s gave no steady window of %s", side.name, load.name)
-                windows[side.name, load.name].append(found)
+                if load in _asked(side, loads):
+                    windows[side.name, load.name].append(give(side, load))
     asked = [servers[side.name] for side in group]
     return Measured(group, windows, sum(each.requests for each in asked), sum(each.failed for each in asked))
 

@@ -79,15 +79,16 @@ def _await_health(server: subprocess.Popen[bytes], url: str, log: Path, timeout:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise ServerFailed(f"the server ended with exit code {server.returncode}:\n{_tail(log)}")
+            raise ServerFailed(f"the server ended with exit code {server.returncode}:\n{tail(log)}")
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                 return
         time.sleep(0.2)
-    raise ServerFailed(f"the server did not answer within {timeout:.0f} s:\n{_tail(log)}")
+    raise ServerFailed(f"the server did not answer within {timeout:.0f} s:\n{tail(log)}")
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The last lines of a log: what a server said before it ended."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from benchmarks import accept_length, context, sides, speedup
 from benchmarks.command import Models
-from benchmarks.comparison import PLAIN, Measured, merged, side_figures
+from benchmarks.comparison import PLAIN, Measured, _measure_group, merged, side_figures
 from benchmarks.decoding import Load, Window, steady, windows
-from benchmarks.sides import Side, Site, check_memory, name_of
+from benchmarks.sides import Side, SideServer, Site, check_memory, name_of
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
+from tlt_server.process import free_port
 
 TARGET, DRAFTER = default_paths()
 LOG = """\
@@ -96,6 +97,23 @@ def test_groups_that_stood_apart_are_compared() -> None:
     both = merged(apart)
     assert both.speedups("chain_3", load.name) == [1.5]
     assert (both.requests, both.failed) == (8, 1)
+
+
+def test_a_server_that_failed_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "plain.log"
+    log.write_text("out of memory")
+    gone = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    server = SideServer(f"http://127.0.0.1:{free_port()}", 0, log=log, pid=gone.pid)
+    loads = [Load("batch_1", [(1,)], 64), Load("batch_2", [(1,), (2,)], 64)]
+    try:
+        group = _measure_group([Side(PLAIN)], {PLAIN: server}, loads, 2, lambda side, load: None)
+    finally:
+        server.http.close()
+        gone.kill()
+        gone.wait()
+    assert (group.requests, group.failed) == (1, 1)
+    assert group.windows[PLAIN, "batch_2"] == [[], []]
+    assert side_figures([group], loads) == {}
 
 
 def test_the_best_arm_is_ours_or_upstreams() -> None:
