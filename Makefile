@@ -1,7 +1,7 @@
 # make demo   environment, fork, server and the main job, on any Linux x86-64 machine; JSON=PATH keeps the figures
 # make test   every test that runs without a GPU
 # make lint   format, lint, types
-# make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in OUT; SMOKE=1: two minutes
+# make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: three minutes
 #
 # PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
 # VENV         where the environment lies
@@ -39,10 +39,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-OUT ?= bench
+BENCH ?= bench
 bench: $(READY)
 	for table in speedup accept_length context; do \
-	    $(BIN)/python -m benchmarks.$$table --models $(OUT)/models/50m --json $(OUT)/$$table.json \
+	    $(BIN)/python -m benchmarks.$$table --models $(BENCH)/models/50m --json $(BENCH)/$$table.json \
 	        $(if $(SMOKE),--smoke) || exit; \
 	done
 

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import tables
@@ -10,43 +10,44 @@ from benchmarks.profiling import breakdown
 from tlt_server import results
 from tlt_server.demo.run import as_text
 from tlt_server.errors import ConfigError
-from tlt_server.results import Result
 from tlt_server.support import as_markdown
 
 TOP = Path(__file__).parents[1]
 READMES = (TOP / "README.md", TOP / "benchmarks/README.md")
 RESULTS = TOP / "benchmarks/results"
 TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200", "profile.h200")  # tables that are read together
-PLOTTED = {
-    "speedup": ("speedup.h200", tables.speedup),
-    "accept_length": ("accept_length.h200", tables.accept_length),
-    "context": ("context.h200", tables.context),
-    "speedup_cpu": ("speedup.cpu2", tables.speedup),
+TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
+    "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
+    "faster": (tables.headline, ["speedup.h200"]),
+    "speedup": (tables.speedup, ["speedup.h200"]),
+    "accept_length": (tables.accept_length, ["accept_length.h200"]),
+    "context": (tables.context, ["context.h200"]),
+    "profile": (breakdown.as_markdown, ["profile.h200"]),
+    "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
 }
+"""Each block's table, and the results that it is made of."""
+PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu")
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:
     """The generated parts of the READMEs, by the name in the comments around them.
 
     Raises:
-        ConfigError: tables that are read together would be of several machines or revisions.
+        ConfigError: a table would be of several machines or revisions, or tables that are read together of several
+            machines.
     """
     kept = {path.stem: results.read(path) for path in folder.glob("*.json")}
-    tables.require_one_origin(kept[stem] for stem in TOGETHER if stem in kept)
-    made = {
-        "matrix": as_markdown(),
-        "demo": _shown(kept, "demo.cpu2", lambda result: f"```\n{as_text(result.figures)}\n```"),
-        "faster": _shown(kept, "speedup.h200", tables.headline),
-        "profile": _shown(kept, "profile.h200", breakdown.as_markdown),
-    }
-    for name, (stem, table) in PLOTTED.items():
-        picture = f"\n\n![{stem}](results/plots/{stem}.svg)" if stem in kept else ""
-        made[name] = _shown(kept, stem, table) + picture
+    tables.require_one_origin([kept[stem] for stem in TOGETHER if stem in kept], of=["machine"])
+    made = {"matrix": as_markdown()}
+    for name, (table, stems) in TABLES.items():
+        if not all(stem in kept for stem in stems):
+            made[name] = "Not measured yet."
+            continue
+        sources = [kept[stem] for stem in stems]
+        tables.require_one_origin(sources)
+        picture = f"\n\n![{stems[0]}](results/plots/{stems[0]}.svg)" if name in PLOTTED else ""
+        made[name] = table(*sources) + picture
     return made
-
-
-def _shown(kept: Mapping[str, Result], stem: str, table: Callable[[Result], str]) -> str:
-    return table(kept[stem]) if stem in kept else "Not measured yet."
 
 
 def filled(text: str, folder: Path = RESULTS) -> str:

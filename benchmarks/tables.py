@@ -15,19 +15,19 @@ from tlt_server.results import Figures, Result
 _MEASURED = re.compile(r"tokens_per_s_(\w+?)_((?:context_\d+_)?batch_\d+)")
 
 
-def require_one_origin(results: Iterable[Result]) -> None:
-    """Figures of one table, and of tables that are read together, are of one machine and one revision.
+def require_one_origin(results: Iterable[Result], of: Sequence[str] = ("machine", "revision")) -> None:
+    """Figures of one table are of one machine and one revision; of tables that are read together, of one machine.
 
     Raises:
         ConfigError: they are not.
     """
     for one, other in pairwise(results):
-        for what in ("machine", "revision"):
+        for what in of:
             here, there = getattr(one, what), getattr(other, what)
             if here != there:
                 raise ConfigError(
                     f"{one.name} is of {what} {here!r}, {other.name} of {there!r}: they cannot be compared. "
-                    "Measure both on one machine, at one revision"
+                    f"Measure both on one {what}"
                 )
 
 

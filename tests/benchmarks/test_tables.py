@@ -14,7 +14,7 @@ import benchmarks.accept_length
 import benchmarks.context
 import benchmarks.speedup
 from benchmarks import plots, tables
-from benchmarks.readme import READMES, RESULTS, blocks, filled
+from benchmarks.readme import PLOTTED, READMES, RESULTS, TABLES, blocks, filled
 from tlt_server import results
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
@@ -108,11 +108,15 @@ def test_a_part_follows_its_result(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "other"), [("revision", "fedcba9876543210"), ("machine", "another machine"), ("revision", "unknown")]
 )
-def test_figures_of_several_origins_are_refused(what: str, other: str, folder: Path) -> None:
+def test_figures_of_several_origins_are_refused(
+    what: str, other: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     odd = msgspec.structs.replace(MADE["context"], **{what: other})
     message = f"accept_length is of {what} {getattr(MADE['context'], what)!r}, context of {other!r}: they cannot be"
     with pytest.raises(ConfigError, match=message):
         tables.require_one_origin([MADE["speedup"], MADE["accept_length"], odd])
+    assert set(PLOTTED) < set(TABLES)
+    monkeypatch.setitem(TABLES, "context", (str, ["context.h200", "speedup.h200"]))
     results.write(odd, folder / "context.h200.json")
     with pytest.raises(ConfigError, match="cannot be compared"):
         filled("", folder)

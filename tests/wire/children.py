@@ -1,0 +1,52 @@
+"""What the processes of test_wire_processes.py run: a trainer that may be slow, a receiver that may lack space."""
+
+import resource
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+from tests.wire.ends import CHUNK, HELLO, MODEL, drafter
+from tlt_server.wire.messages import (
+    READS_TO_TRAINER,
+    Buffer,
+    DrafterChunk,
+    DrafterReceived,
+    DrafterRefused,
+    Message,
+)
+from tlt_server.wire.receiver import receive
+from tlt_server.wire.sender import Sender
+from tlt_server.wire.sockets import Link
+
+
+class CountingLink(Link):
+    """Counts the chunks that it sends, and takes a while for each."""
+
+    def __init__(self, address: str, sent: "Synchronized[int]", pause: float) -> None:
+        super().__init__(address, READS_TO_TRAINER)
+        self._sent, self._pause = sent, pause
+
+    def send(self, message: Message, payload: Buffer | None = None, to: bytes = b"") -> bool:
+        if isinstance(message, DrafterChunk):
+            time.sleep(self._pause)
+            self._sent.value += 1
+        return super().send(message, payload, to)
+
+
+def trainer_process(
+    address: str, version: int, chunks: int, pause: float, sent: "Synchronized[int]", told: Connection
+) -> None:
+    def hear(_: str, message: Message) -> None:
+        if isinstance(message, DrafterReceived | DrafterRefused):
+            told.send(message.version)
+
+    sender = Sender(CountingLink(address, sent, pause), MODEL, hear, chunk_bytes=CHUNK)
+    sender.publish(version, 0, drafter(version, chunks))
+    sender.run()
+
+
+def receiver_process(address: str, server: Connection, folder: Path, largest_file: int | None) -> None:
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    receive(address, server, HELLO, folder)

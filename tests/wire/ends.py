@@ -1,0 +1,223 @@
+"""The ends of a control link, stepped by the test: a server, a trainer, and a trainer that says what it is told."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import deserialize
+
+from tlt_server.errors import ConfigError
+from tlt_server.wire.messages import (
+    READS_FROM_RECEIVER,
+    READS_TO_SERVER,
+    READS_TO_TRAINER,
+    Buffer,
+    DrafterReady,
+    Hello,
+    Message,
+    ModelIdentity,
+    decode,
+    encode,
+)
+from tlt_server.wire.receiver import Receiver
+from tlt_server.wire.sender import Sender
+from tlt_server.wire.sockets import TRAINER, Link
+from tlt_server.wire.update import Outgoing, Tensor, safetensors_file
+
+MODEL = ModelIdentity("LlamaForCausalLM", 64, 512)
+HELLO = Hello(
+    server="host:30000", model=MODEL, target_version=0, weight_version="step-0", drafter_version=0, newest_drafter=0
+)
+CHUNK = 1 << 10
+ANY_PORT = "tcp://127.0.0.1:*"
+Clock = Callable[[], float]
+M = TypeVar("M", bound=Message)
+
+
+def drafter(seed: int, chunks: int = 10) -> dict[str, Tensor]:
+    """Tensors that fill so many chunks, header left out; no two chunks, of any seeds, are alike."""
+    words = [(seed << 40 | i).to_bytes(8, "little") for i in range(chunks * CHUNK // 8)]
+    matrix, table = b"".join(words[::2]), b"".join(words[1::2])
+    return {
+        "fc.weight": Tensor("BF16", (2, len(matrix) // 4), matrix),
+        "d2t": Tensor("I64", (len(table) // 8,), memoryview(table)),
+    }
+
+
+def holds(path: str | Path, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the safetensors library reads just these tensors from the file."""
+    read = {name: (t["dtype"], tuple(t["shape"]), bytes(t["data"])) for name, t in deserialize(Path(path).read_bytes())}
+    return read == {name: (t.dtype, t.shape, bytes(t.data)) for name, t in tensors.items()}
+
+
+def outgoing(seed: int = 0, version: int = 1, chunks: int = 10, chunk_bytes: int = CHUNK) -> Outgoing:
+    return Outgoing(safetensors_file(drafter(seed, chunks), {}), version, 3, MODEL, chunk_bytes)
+
+
+@dataclass
+class Hands:
+    """A clock that the test moves."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class End:
+    """Something with a link, closed at the end of a test or before."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.open = True
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.open = False
+        self.link.close()
+
+
+class Server(End):
+    """A receiver and the server that it belongs to. heard: what came through the pipe."""
+
+    def __init__(self, address: str, folder: Path, hello: Hello = HELLO, clock: Clock = time.monotonic) -> None:
+        super().__init__(Link(address, READS_TO_SERVER, hello.server))
+        self.pipe, self._theirs = Pipe()
+        self.folder = folder
+        self.heard: list[Message] = []
+        try:
+            self._receiver = Receiver(self.link, self._theirs, hello, folder, clock)
+        except ConfigError:
+            self._close_links()
+            raise
+
+    def step(self) -> None:
+        self._receiver.step(0.002)
+        while self.pipe.poll():
+            self.heard.append(decode([self.pipe.recv_bytes()], READS_FROM_RECEIVER)[0])
+
+    def tell(self, *notices: Message) -> None:
+        for notice in notices:
+            self.pipe.send_bytes(encode(notice))
+
+    def said(self, kind: type[M]) -> list[M]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def drafters(self) -> list[int]:
+        return [message.version for message in self.said(DrafterReady)]
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._close_links()
+
+    def _close_links(self) -> None:
+        super().close()
+        self.pipe.close()
+        self._theirs.close()
+
+
+class Trainer(End):
+    """A sender. heard: what its servers said."""
+
+    def __init__(self, address: str = ANY_PORT, clock: Clock = time.monotonic) -> None:
+        super().__init__(Link(address, READS_TO_TRAINER))
+        self.heard: list[tuple[str, Message]] = []
+        self.sender = Sender(self.link, MODEL, lambda *heard: self.heard.append(heard), clock, CHUNK)
+        self.publish = self.sender.publish
+
+    def step(self) -> None:
+        self.sender.step(0.002)
+
+    def said(self, kind: type[M]) -> list[M]:
+        return [message for _, message in self.heard if isinstance(message, kind)]
+
+
+class Scripted(End):
+    """An end that says what the test tells it, and keeps what it hears."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self.peer = TRAINER
+        self._heard: list[Message] = []
+
+    def step(self) -> None:
+        self.link.wait(0.002)
+        if (arrived := self.link.receive()) is not None:
+            self.peer, message, _ = arrived
+            self._heard.append(message)
+
+    def say(self, message: Message, payload: Buffer | None = None) -> None:
+        assert self.link.send(message, payload, to=self.peer)
+
+    def take(self, kind: type[M]) -> list[M]:
+        """What was heard of a kind since the last look."""
+        taken = [message for message in self._heard if isinstance(message, kind)]
+        self._heard = [message for message in self._heard if not isinstance(message, kind)]
+        return taken
+
+
+class Script(Scripted):
+    """A trainer."""
+
+    def __init__(self) -> None:
+        super().__init__(Link(ANY_PORT, READS_TO_TRAINER))
+
+
+class Asker(Scripted):
+    """A server, which says hello as soon as it can."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(Link(address, READS_TO_SERVER, HELLO.server))
+        self._greeted = False
+
+    def step(self) -> None:
+        self._greeted = self._greeted or self.link.send(HELLO)
+        super().step()
+
+
+NewTrainer = Callable[..., Trainer]
+NewServer = Callable[..., Server]
+Open = Callable[..., Link]
+
+
+def step_until(done: Callable[[], object], *ends: End, seconds: float = 20) -> None:
+    """Steps the ends in turn until something is true."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        for end in ends:
+            end.step()
+
+
+def step_for(seconds: float, *ends: End) -> None:
+    """Steps the ends in turn, to see that something does not happen."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for end in ends:
+            end.step()
+
+
+def heard(link: Link, tries: int = 50) -> tuple[bytes, Message, Any] | None:
+    """The next message, waited for; None if none comes in five seconds, or one is rejected."""
+    for _ in range(tries):
+        link.wait(0.1)
+        if (arrived := link.receive()) is not None:
+            return arrived
+    return None
+
+
+def say(link: Link, message: Message, **options: Any) -> None:
+    """Sends as soon as the connection is there."""
+    for _ in range(100):
+        if link.send(message, **options):
+            return
+        link.wait(0.05)
+    raise AssertionError("nobody there")

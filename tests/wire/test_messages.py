@@ -1,0 +1,267 @@
+"""Messages: every one survives the way, and nothing else gets through as one."""
+
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.wire.ends import HELLO
+from tlt_server.errors import WireError
+from tlt_server.wire import messages
+from tlt_server.wire.messages import (
+    READS_FROM_RECEIVER,
+    READS_NOTICES,
+    READS_TO_SERVER,
+    READS_TO_TRAINER,
+    SCHEMA_VERSION,
+    ChunksWanted,
+    DrafterChunk,
+    DrafterUpdate,
+    Heartbeat,
+    Message,
+    ModelIdentity,
+    Rejected,
+    decode,
+    encode,
+)
+
+count = st.integers(0, 2**63 - 1)
+text = st.text(st.characters(codec="utf-8"), max_size=50)
+digest = st.binary(min_size=32, max_size=32)
+identity = st.builds(ModelIdentity, text, count, count)
+pieces = st.integers(1, 4)
+MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
+    messages.Hello: st.builds(
+        messages.Hello,
+        server=text,
+        model=identity,
+        target_version=count,
+        weight_version=text,
+        drafter_version=count,
+        newest_drafter=count,
+    ),
+    messages.TargetPublished: st.builds(messages.TargetPublished, target_version=count, weight_version=text),
+    messages.DrafterSwapped: st.builds(
+        messages.DrafterSwapped,
+        version=count,
+        outcome=st.sampled_from(["live", "refused", "rolled_back"]),
+        drafter_version=count,
+        reason=text,
+    ),
+    messages.Load: st.builds(messages.Load, running=count, waiting=count),
+    ChunksWanted: st.builds(
+        lambda digest, start, n: ChunksWanted(digest=digest, start=start, stop=start + n),
+        digest,
+        st.integers(0, 2**60),
+        pieces,
+    ),
+    messages.DrafterReceived: st.builds(messages.DrafterReceived, version=count),
+    messages.DrafterRefused: st.builds(messages.DrafterRefused, version=count, reason=text),
+    Heartbeat: st.builds(Heartbeat, newest_drafter=count),
+    DrafterUpdate: st.builds(
+        lambda n, rest, chunk_bytes, **other: DrafterUpdate(
+            size=(n - 1) * chunk_bytes + min(rest, chunk_bytes), chunk_bytes=chunk_bytes, digests=bytes(32 * n), **other
+        ),
+        n=pieces,
+        rest=st.integers(1, messages.MAX_CHUNK_BYTES),
+        chunk_bytes=st.integers(1, messages.MAX_CHUNK_BYTES),
+        version=st.integers(1, 2**63 - 1),
+        trained_on=count,
+        model=identity,
+    ),
+    DrafterChunk: st.builds(DrafterChunk, digest=digest, index=count),
+    Rejected: st.builds(Rejected, reason=text),
+    messages.DrafterReady: st.builds(messages.DrafterReady, version=count, trained_on=count, path=text),
+    messages.TrainerLink: st.builds(messages.TrainerLink, connected=st.booleans(), rejected=count),
+}
+any_message = st.one_of(*MESSAGES.values())
+READERS = (READS_TO_TRAINER, READS_TO_SERVER, READS_NOTICES, READS_FROM_RECEIVER)
+reader = st.sampled_from(READERS)
+
+
+def frames_of(message: Message, payload: bytes = b"xyz") -> list[bytes]:
+    return [encode(message), payload] if isinstance(message, DrafterChunk) else [encode(message)]
+
+
+def read_by_any(frames: list[bytes]) -> list[tuple[Message, Any]]:
+    """What the readers that know the message make of it."""
+    read = []
+    for each in READERS:
+        try:
+            read.append(decode(frames, each))
+        except WireError:
+            continue
+    return read
+
+
+def test_every_message_is_tried_here() -> None:
+    assert set(MESSAGES) == set(Message.__subclasses__())
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_round_trip(kind: type[Message]) -> None:
+    @given(message=MESSAGES[kind], payload=st.binary(max_size=50))
+    def survives(message: Message, payload: bytes) -> None:
+        read = read_by_any(frames_of(message, payload))
+        assert read
+        for each, raw in read:
+            assert each == message
+            assert bytes(raw) == (payload if kind is DrafterChunk else b"")
+
+    survives()
+
+
+@given(st.lists(st.binary(max_size=100), max_size=4), reader)
+def test_random_frames(frames: list[bytes], reads: Any) -> None:
+    try:
+        message, _ = decode(frames, reads)
+    except WireError:
+        return
+    assert isinstance(message, Rejected)
+    assert frames[0][0] == 0
+
+
+@given(any_message, st.data())
+def test_a_flipped_bit_in_the_header_is_found(message: Message, data: Any) -> None:
+    frames = frames_of(message)
+    position = data.draw(st.integers(0, len(frames[0]) * 8 - 1))
+    header = bytearray(frames[0])
+    header[position // 8] ^= 1 << position % 8
+    for read, _ in read_by_any([bytes(header), *frames[1:]]):
+        assert isinstance(read, Rejected)
+
+
+@given(any_message.filter(lambda message: not isinstance(message, Rejected)), st.data())
+def test_a_truncated_header_is_found(message: Message, data: Any) -> None:
+    frames = frames_of(message)
+    end = data.draw(st.integers(0, len(frames[0]) - 1))
+    assert not read_by_any([frames[0][:end], *frames[1:]])
+
+
+def with_checksum(body: bytes) -> bytes:
+    return bytes([SCHEMA_VERSION]) + zlib.crc32(body).to_bytes(4) + body
+
+
+objects = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+)
+
+
+@given(
+    any_message,
+    st.text(max_size=12) | st.sampled_from(Message.__struct_fields__ or ["version", "digest"]),
+    objects,
+    reader,
+)
+def test_a_wrong_field_under_a_right_checksum(message: Message, name: str, value: Any, reads: Any) -> None:
+    """What a faulty peer would send: it is a message with all its constraints kept, or it is refused."""
+    fields = msgspec.to_builtins(message) | {name: value}
+    try:
+        read, _ = decode(
+            [with_checksum(msgspec.msgpack.encode(fields)), b""][: 1 + (fields["type"] == "DrafterChunk")], reads
+        )
+    except WireError:
+        return
+    assert msgspec.convert(msgspec.to_builtins(read), type(read)) == read
+
+
+@given(st.binary(max_size=200), reader)
+def test_random_bodies_under_a_right_checksum(body: bytes, reads: Any) -> None:
+    with pytest.raises(WireError):
+        decode([with_checksum(body)], reads)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x91" * 100_000,
+        b"\x81\xa1a" * 100_000,
+        b"\x81\xa4type" + b"\x91" * 100_000,
+        b"\xdf\xff\xff\xff\xff",
+        b"\x82\xa4type\xa4Load\xa7running\xdd\xff\xff\xff\xff",
+        b"\x81\xa4type\xa1\xff",
+    ],
+    ids=["deep lists", "deep maps", "deep type", "huge map", "huge list", "not UTF-8"],
+)
+def test_hostile_bodies(body: bytes) -> None:
+    for reads in READERS:
+        with pytest.raises(WireError):
+            decode([with_checksum(body)], reads)
+
+
+@pytest.mark.parametrize("version", [2, 17, 255])
+def test_another_schema_version_is_named(version: int) -> None:
+    frame = bytes([version]) + encode(HELLO)[1:]
+    with pytest.raises(WireError, match=f"schema version {version}; this side speaks 1"):
+        decode([frame], READS_TO_TRAINER)
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    with pytest.raises(WireError, match="Hello"):
+        decode([encode(HELLO)], READS_TO_SERVER)
+    with pytest.raises(WireError, match="Heartbeat"):
+        decode([encode(Heartbeat(newest_drafter=1))], READS_TO_TRAINER)
+
+
+@pytest.mark.parametrize(
+    ("message", "payloads"),
+    [
+        (Heartbeat(newest_drafter=1), 1),
+        (DrafterChunk(digest=bytes(32), index=0), 0),
+        (DrafterChunk(digest=bytes(32), index=0), 2),
+    ],
+)
+def test_raw_bytes_where_they_belong_only(message: Message, payloads: int) -> None:
+    with pytest.raises(WireError, match=f"{type(message).__name__} of {payloads + 1} frames"):
+        decode([encode(message), *[b"x"] * payloads], READS_TO_SERVER)
+
+
+def test_a_rejection_is_read_in_every_version_and_direction() -> None:
+    frame = encode(Rejected(reason="too old " * 100))
+    assert len(frame) == 501
+    for reads in READERS:
+        assert decode([frame, b"whatever follows"], reads)[0] == Rejected(reason=("too old " * 100)[:500])
+    assert decode([b"\0\xff\xfe"], READS_TO_SERVER)[0] == Rejected(reason="\ufffd\ufffd")
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (3, 2), (0, messages.MAX_CHUNKS_WANTED + 1)])
+def test_credit_is_bounded(start: int, stop: int) -> None:
+    body = {"type": "ChunksWanted", "digest": bytes(32), "start": start, "stop": stop}
+    with pytest.raises(WireError, match="ask for 1 to"):
+        decode([with_checksum(msgspec.msgpack.encode(body))], READS_TO_TRAINER)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"digests": bytes(64)},
+        {"digests": b""},
+        {"size": 0},
+        {"version": 0},
+        {"chunk_bytes": 0},
+        {"chunk_bytes": messages.MAX_CHUNK_BYTES + 1},
+        {"model": {}},
+    ],
+)
+def test_an_update_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
+    body = {
+        "type": "DrafterUpdate",
+        "version": 1,
+        "trained_on": 0,
+        "model": {"architecture": "a", "hidden_size": 1, "vocab_size": 1},
+        "size": 10,
+        "chunk_bytes": 10,
+        "digests": bytes(32),
+    }
+    assert decode([with_checksum(msgspec.msgpack.encode(body))], READS_TO_SERVER)
+    with pytest.raises(WireError):
+        decode([with_checksum(msgspec.msgpack.encode(body | fields))], READS_TO_SERVER)

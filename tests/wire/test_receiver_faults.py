@@ -1,0 +1,233 @@
+"""A receiver and a sender that is at fault, or a line that is: damaged, lost, doubled, outdated, too large."""
+
+import shutil
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from tests.wire.ends import (
+    MODEL,
+    Hands,
+    NewServer,
+    Script,
+    Server,
+    drafter,
+    holds,
+    outgoing,
+    step_for,
+    step_until,
+)
+from tlt_server.wire.messages import (
+    ChunksWanted,
+    DrafterChunk,
+    DrafterReady,
+    DrafterRefused,
+    Heartbeat,
+    Hello,
+    TrainerLink,
+    encode,
+)
+from tlt_server.wire.receiver import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW
+from tlt_server.wire.update import Outgoing
+
+
+@pytest.fixture
+def server(script: Script, new_server: NewServer, hands: Hands) -> Server:
+    """A server with a clock that the test moves, which has said hello to the script."""
+    made = new_server(script, clock=hands)
+    step_until(lambda: script.take(Hello), script, made)
+    return made
+
+
+def wanted(script: Script, server: Server) -> ChunksWanted:
+    """What the server asks for next."""
+    asked: list[ChunksWanted] = []
+    step_until(lambda: asked.extend(script.take(ChunksWanted)) or asked, script, server)
+    assert len(asked) == 1
+    return asked[0]
+
+
+def send(script: Script, update: Outgoing, *indices: int) -> None:
+    for index in indices:
+        script.say(DrafterChunk(digest=update.digest, index=index), update.chunk(index))
+
+
+def serve(script: Script, server: Server, update: Outgoing, first: ChunksWanted | None = None) -> None:
+    """Sends all that is asked for, until the drafter is there."""
+    if first is not None:
+        send(script, update, *range(first.start, first.stop))
+    while not server.drafters():
+        step_for(0.004, script, server)
+        for ask in script.take(ChunksWanted):
+            send(script, update, *range(ask.start, ask.stop))
+    assert holds(server.said(DrafterReady)[-1].path, drafter(0))
+
+
+def test_credit_is_half_a_window_at_a_time(script: Script, server: Server) -> None:
+    script.say((update := outgoing()).header)
+    ask = wanted(script, server)
+    assert (ask.digest, ask.start, ask.stop) == (update.digest, 0, WINDOW)
+    send(script, update, 0)
+    step_for(0.05, script, server)
+    assert not script.take(ChunksWanted)
+    send(script, update, 1)
+    ask = wanted(script, server)
+    assert (ask.start, ask.stop) == (WINDOW, WINDOW + WINDOW // 2)
+    send(script, update, *range(2, WINDOW))
+    serve(script, server, update, ask)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda c: c[:-1], lambda c: bytes([c[0] ^ 16]) + c[1:], lambda c: b""],
+    ids=["truncated", "flipped bit", "empty"],
+)
+def test_a_damaged_chunk_is_told_and_asked_for_again(
+    script: Script, server: Server, spoil: Callable[[bytes], bytes]
+) -> None:
+    script.say((update := outgoing()).header)
+    wanted(script, server)
+    send(script, update, 0)
+    script.say(DrafterChunk(digest=update.digest, index=1), spoil(bytes(update.chunk(1))))
+    send(script, update, 2, 3)  # already under way
+    ask = wanted(script, server)
+    assert (ask.start, ask.stop) == (1, 1 + WINDOW)
+    assert server.link.rejected.total() == 1
+    serve(script, server, update, ask)
+    step_until(lambda: TrainerLink(connected=True, rejected=1) in server.heard, script, server)
+
+
+def test_a_chunk_damaged_again_and_again_is_given_up(script: Script, server: Server) -> None:
+    script.say((update := outgoing()).header)
+    for _ in range(MAX_DAMAGED):
+        wanted(script, server)
+        script.say(DrafterChunk(digest=update.digest, index=0), b"wrong")
+    step_until(lambda: script.take(DrafterRefused), script, server)
+    [refused] = server.said(DrafterRefused)
+    assert refused.reason == "chunk 0 of drafter 1 was damaged: its sha256 is wrong, 3 times"
+    assert server.files() == []
+
+
+def test_damage_now_and_then_is_lived_with(script: Script, server: Server) -> None:
+    script.say((update := outgoing()).header)
+    for index in range(WINDOW // 2):
+        for _ in range(MAX_DAMAGED - 1):
+            wanted(script, server)
+            script.say(DrafterChunk(digest=update.digest, index=index), b"wrong")
+        send(script, update, index)
+    serve(script, server, update, wanted(script, server))
+    assert server.link.rejected.total() == WINDOW // 2 * (MAX_DAMAGED - 1)
+
+
+def test_a_damaged_header_is_rejected_and_the_next_one_taken(
+    script: Script, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = outgoing().header
+    with monkeypatch.context() as patched:
+        patched.setattr("tlt_server.wire.sockets.encode", lambda message: encode(message)[:-1] + b"?")
+        script.say(header)
+    step_until(server.link.rejected.total, script, server)
+    script.say(header)
+    wanted(script, server)
+
+
+def test_lost_chunks_are_asked_for_again(script: Script, server: Server, hands: Hands) -> None:
+    script.say((update := outgoing()).header)
+    wanted(script, server)
+    send(script, update, 0, 3)  # 1 and 2 are lost
+    step_for(0.05, script, server)
+    assert not script.take(ChunksWanted)
+    hands.now += ASK_AGAIN
+    ask = wanted(script, server)
+    assert (ask.start, ask.stop) == (1, 1 + WINDOW)
+    serve(script, server, update, ask)
+    assert server.link.rejected.total() == 0
+
+
+def test_a_silent_trainer_is_not_asked_again_and_again(script: Script, server: Server, hands: Hands) -> None:
+    script.say((update := outgoing()).header)
+    first = wanted(script, server)
+    for _ in range(30):
+        hands.now += ASK_AGAIN
+        step_for(0.004, script, server)
+    assert len(script.take(ChunksWanted)) < SILENCE / ASK_AGAIN
+    script.say(Heartbeat(newest_drafter=1))
+    assert wanted(script, server) == first
+    serve(script, server, update, first)
+
+
+def test_doubled_and_unasked_chunks_do_no_harm(script: Script, server: Server) -> None:
+    old, update = outgoing(9, version=1), outgoing(0, version=2)
+    send(script, old, 0, 1)
+    script.say(old.header)
+    wanted(script, server)
+    script.say(update.header)
+    ask = wanted(script, server)
+    send(script, old, 0, 1)
+    send(script, update, 0, 0, 0, 1, 0, 1)
+    step_for(0.05, script, server)
+    serve(script, server, update, ask)
+    send(script, update, 0, 9)
+    step_for(0.05, script, server)
+    assert server.drafters() == [2]
+    assert server.link.rejected.total() == 0
+
+
+def test_an_offer_repeated_in_mid_transfer_changes_nothing(script: Script, server: Server) -> None:
+    script.say((update := outgoing()).header)
+    first = wanted(script, server)
+    script.say(update.header)
+    step_for(0.05, script, server)
+    assert not script.take(ChunksWanted)
+    serve(script, server, update, first)
+
+
+def test_an_older_offer_in_mid_transfer_is_refused(script: Script, server: Server) -> None:
+    script.say((update := outgoing(version=8)).header)
+    first = wanted(script, server)
+    script.say(outgoing(5, version=7).header)
+    refused: list[DrafterRefused] = []
+    step_until(lambda: refused.extend(script.take(DrafterRefused)) or refused, script, server)
+    assert refused == [DrafterRefused(version=7, reason="version 7 is older than 8, which is arriving")]
+    serve(script, server, update, first)
+
+
+def test_the_same_version_with_other_contents_replaces_one_under_way(script: Script, server: Server) -> None:
+    script.say(outgoing(9).header)
+    wanted(script, server)
+    script.say((update := outgoing(0)).header)
+    serve(script, server, update, wanted(script, server))
+    assert server.files() == ["drafter-1.safetensors"]
+
+
+def test_a_drafter_for_another_model_is_refused(script: Script, server: Server) -> None:
+    script.say(msgspec.structs.replace(outgoing().header, model=msgspec.structs.replace(MODEL, hidden_size=128)))
+    step_until(lambda: server.said(DrafterRefused), script, server)
+    assert "hidden size 128" in server.said(DrafterRefused)[0].reason
+    assert server.files() == []
+
+
+def test_one_that_does_not_fit_is_refused_before_it_is_fetched(script: Script, server: Server) -> None:
+    chunks = shutil.disk_usage(server.folder).free // (4 << 20) + 1000
+    script.say(
+        msgspec.structs.replace(
+            outgoing().header, size=chunks * (4 << 20), chunk_bytes=4 << 20, digests=bytes(32 * chunks)
+        )
+    )
+    step_until(lambda: server.said(DrafterRefused), script, server)
+    assert "are missing: make room" in server.said(DrafterRefused)[0].reason
+    assert not script.take(ChunksWanted)
+    assert server.files() == []
+    script.say((update := outgoing(version=2)).header)
+    serve(script, server, update, wanted(script, server))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_mended(script: Script, server: Server) -> None:
+    server.folder.rmdir()
+    script.say(outgoing().header)
+    step_until(lambda: server.said(DrafterRefused), script, server)
+    assert "No such file or directory" in server.said(DrafterRefused)[0].reason
+    server.folder.mkdir()
+    script.say((update := outgoing(version=2)).header)
+    serve(script, server, update, wanted(script, server))

@@ -1,0 +1,294 @@
+"""A drafter from trainer to server: whole, once, the latest; and the files that hold it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.wire.ends import (
+    CHUNK,
+    HELLO,
+    MODEL,
+    Asker,
+    Hands,
+    NewServer,
+    NewTrainer,
+    Trainer,
+    drafter,
+    holds,
+    outgoing,
+    step_for,
+    step_until,
+)
+from tlt_server.errors import ConfigError, WireError
+from tlt_server.wire.messages import (
+    ChunksWanted,
+    DrafterChunk,
+    DrafterReady,
+    DrafterReceived,
+    DrafterRefused,
+    DrafterUpdate,
+    Hello,
+    TargetPublished,
+    TrainerLink,
+)
+from tlt_server.wire.receiver import HELLO_EVERY, WINDOW
+
+
+def test_a_drafter_crosses(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    step_until(lambda: trainer.said(Hello), trainer, server)
+    trainer.publish(1, 5, drafter(1))
+    step_until(lambda: trainer.said(DrafterReceived), trainer, server)
+    [ready] = server.said(DrafterReady)
+    assert (ready.version, ready.trained_on) == (1, 5)
+    assert holds(ready.path, drafter(1))
+    assert server.files() == ["drafter-1.safetensors"]
+    assert trainer.said(DrafterReceived) == [DrafterReceived(version=1)]
+    assert {name.partition("/")[0] for name, _ in trainer.heard} == {HELLO.server}
+
+
+@pytest.mark.parametrize("chunks", [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
+def test_any_number_of_chunks(new_trainer: NewTrainer, new_server: NewServer, chunks: int) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(1, 0, drafter(1, chunks))
+    step_until(server.drafters, trainer, server)
+    assert holds(server.folder / "drafter-1.safetensors", drafter(1, chunks))
+
+
+def test_a_late_server_gets_the_latest(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    trainer = new_trainer()
+    for version in (1, 2, 3):
+        trainer.publish(version, 0, drafter(version))
+        trainer.step()
+    server = new_server(trainer)
+    step_until(server.drafters, trainer, server)
+    assert server.drafters() == [3]
+
+
+def test_a_restarted_server_gets_the_latest_again(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(4, 0, drafter(4))
+    step_until(server.drafters, trainer, server)
+    server.close()
+    assert server.files() == []
+    again = new_server(trainer, folder=server.folder)
+    step_until(again.drafters, trainer, again)
+    assert holds(again.said(DrafterReady)[0].path, drafter(4))
+
+
+def test_a_slow_server_holds_no_other_up(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    slow, quick = new_server(trainer := new_trainer()), new_server(trainer)
+    step_until(lambda: len(trainer.said(Hello)) >= 2, trainer, slow, quick)
+    trainer.publish(1, 0, drafter(1, 50))
+    step_until(quick.drafters, trainer, quick)
+    assert not slow.drafters()
+    step_until(slow.drafters, trainer, slow)
+    assert holds(slow.said(DrafterReady)[0].path, drafter(1, 50))
+
+
+def test_only_the_last_of_several_published_at_once(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    step_until(lambda: trainer.said(Hello), trainer, server)
+    for version in (1, 2, 3):
+        trainer.publish(version, 0, drafter(version))
+    step_until(server.drafters, trainer, server)
+    assert server.drafters() == [3]
+
+
+def test_a_newer_one_ends_a_transfer_under_way(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(1, 0, drafter(1, 200))
+    step_until(lambda: any(server.folder.glob("*.partial")), trainer, server)
+    step_for(0.02, trainer, server)
+    assert not server.drafters()
+    trainer.publish(2, 0, drafter(2))
+    step_until(server.drafters, trainer, server)
+    step_for(0.05, trainer, server)
+    assert server.drafters() == [2]
+    assert server.files() == ["drafter-2.safetensors"]
+    assert server.link.rejected.total() == 0
+
+
+def test_what_is_published_may_change_afterwards(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    tensors = drafter(1)
+    buffer = bytearray(tensors["fc.weight"].data)
+    trainer.publish(1, 0, tensors | {"fc.weight": tensors["fc.weight"]._replace(data=buffer)})
+    buffer[:] = bytes(len(buffer))
+    step_until(server.drafters, trainer, server)
+    assert holds(server.said(DrafterReady)[0].path, drafter(1))
+
+
+@pytest.mark.parametrize("version", [0, 4, 5])
+def test_versions_only_grow_at_the_sender(new_trainer: NewTrainer, version: int) -> None:
+    trainer = new_trainer()
+    trainer.publish(5, 0, drafter(5))
+    with pytest.raises(WireError, match=f"drafter version {version} is not higher than 5"):
+        trainer.publish(version, 0, drafter(1))
+
+
+def test_what_cannot_be_published_leaves_the_last_one_published(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(1, 0, drafter(1))
+    with pytest.raises(WireError):
+        trainer.publish(2, 0, {"w": drafter(1)["d2t"]._replace(dtype="I8")})
+    step_until(server.drafters, trainer, server)
+    trainer.publish(2, 0, drafter(2))
+    step_until(lambda: server.drafters() == [1, 2], trainer, server)
+
+
+def restarted(trainer: Trainer, new_trainer: NewTrainer) -> Trainer:
+    address = trainer.link.address
+    trainer.close()
+    return new_trainer(address)
+
+
+@pytest.mark.parametrize(
+    ("version", "seed", "refusal"),
+    [
+        (3, 3, None),
+        (3, 4, "version 3 came before with other contents"),
+        (2, 3, "version 2 is older than 3, which this server was given"),
+    ],
+    ids=["duplicate", "same version, other contents", "older"],
+)
+def test_a_trainer_that_starts_anew_and_repeats_itself(
+    new_trainer: NewTrainer, new_server: NewServer, version: int, seed: int, refusal: str | None
+) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(3, 0, drafter(3))
+    step_until(server.drafters, trainer, server)
+    trainer = restarted(trainer, new_trainer)
+    trainer.publish(version, 0, drafter(seed))
+    step_until(lambda: trainer.said(DrafterRefused if refusal else DrafterReceived), trainer, server)
+    for said in (trainer.said(DrafterRefused), server.said(DrafterRefused)):
+        assert [message.reason.partition(":")[0] for message in said] == ([refusal] if refusal else [])
+    assert server.drafters() == [3]
+    assert holds(server.folder / "drafter-3.safetensors", drafter(3))
+    assert trainer.said(Hello)[-1].newest_drafter == 3
+
+
+def test_a_trainer_that_starts_anew_goes_on_where_it_was(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(1, 0, drafter(1, 100))
+    [partial] = (
+        step_until(lambda: list(server.folder.glob("*.partial")), trainer, server),
+        server.folder.glob("*.partial"),
+    )[1]
+    step_until(lambda: partial.stat().st_size >= 30 * CHUNK, trainer, server)
+    inode = partial.stat().st_ino
+    trainer = restarted(trainer, new_trainer)
+    step_for(0.1, trainer, server)
+    assert partial.stat().st_size >= 30 * CHUNK
+    trainer.publish(1, 0, drafter(1, 100))
+    step_until(server.drafters, trainer, server)
+    assert (server.folder / "drafter-1.safetensors").stat().st_ino == inode
+    assert holds(server.folder / "drafter-1.safetensors", drafter(1, 100))
+
+
+def test_a_server_that_refused_is_not_offered_it_again(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    other = msgspec.structs.replace(HELLO, newest_drafter=9)
+    hands = Hands()
+    server = new_server(trainer := new_trainer(clock=hands), hello=other, clock=hands)
+    trainer.publish(3, 0, drafter(3))
+    step_until(lambda: trainer.said(DrafterRefused), trainer, server)
+    for _ in range(5):
+        hands.now += HELLO_EVERY
+        step_for(0.02, trainer, server)
+    assert len(trainer.said(Hello)) >= 5
+    assert len(trainer.said(DrafterRefused)) == 1
+
+
+def test_a_server_of_another_model_is_turned_away(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    trainer = new_trainer()
+    other = msgspec.structs.replace(HELLO, model=msgspec.structs.replace(MODEL, vocab_size=9))
+    server = new_server(trainer, hello=other)
+    trainer.publish(1, 0, drafter(1))
+    server.tell(TargetPublished(target_version=1, weight_version="x"))
+    step_until(lambda: trainer.link.rejected.total() >= 2, trainer, server)
+    assert trainer.heard == []
+    assert server.heard == [TrainerLink(connected=False, rejected=0)]
+
+
+def test_a_server_that_asks_for_what_is_not_there_gets_nothing(
+    new_trainer: NewTrainer, keep: Callable[[Any], None]
+) -> None:
+    trainer = new_trainer()
+    trainer.publish(1, 0, drafter(1))
+    keep(server := Asker(trainer.link.address))
+    step_until(lambda: server.take(DrafterUpdate), trainer, server)
+    digest = outgoing(1).digest
+    for ask in (
+        ChunksWanted(digest=bytes(32), start=0, stop=4),
+        ChunksWanted(digest=digest, start=11, stop=12),
+        ChunksWanted(digest=digest, start=2**40, stop=2**40 + 4),
+        ChunksWanted(digest=digest, start=9, stop=13),
+    ):
+        assert server.link.send(ask)
+    chunks: list[DrafterChunk] = []
+    step_until(lambda: chunks.extend(server.take(DrafterChunk)) or len(chunks) == 2, trainer, server)
+    step_for(0.05, trainer, server)
+    assert [chunk.index for chunk in chunks] == [9, 10]
+    assert not server.take(DrafterChunk)
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_piles_up(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+
+    def push(version: int) -> int:
+        trainer.publish(version, 0, drafter(version))
+        step_until(lambda: version in server.drafters(), trainer, server)
+        assert server.files() == [f"drafter-{version}.safetensors"]
+        return len(os.listdir("/proc/self/fd"))
+
+    push(1)
+    before = push(2)
+    assert [push(version) for version in range(3, 60)][-1] == before
+
+
+def test_a_superseded_file_stays_readable_for_who_has_it_open(new_trainer: NewTrainer, new_server: NewServer) -> None:
+    server = new_server(trainer := new_trainer())
+    trainer.publish(1, 0, drafter(1))
+    step_until(server.drafters, trainer, server)
+    with open(server.said(DrafterReady)[0].path, "rb") as file:
+        whole = Path(file.name).read_bytes()
+        trainer.publish(2, 0, drafter(2))
+        step_until(lambda: len(server.drafters()) == 2, trainer, server)
+        assert not Path(file.name).exists()
+        assert file.read() == whole
+
+
+def test_what_an_earlier_life_left_whole_is_removed(
+    new_trainer: NewTrainer, new_server: NewServer, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "left").mkdir()
+    (folder / "drafter-12.safetensors").write_bytes(b"?")
+    (folder / "0123.partial").write_bytes(b"?")
+    server = new_server(trainer := new_trainer(), folder=folder)
+    assert server.files() == ["0123.partial"]
+    trainer.publish(1, 0, drafter(1))
+    step_until(server.drafters, trainer, server)
+    assert server.files() == ["drafter-1.safetensors"]
+
+
+def test_two_receivers_do_not_share_a_folder(new_trainer: NewTrainer, new_server: NewServer, tmp_path: Path) -> None:
+    first = new_server(trainer := new_trainer())
+    with pytest.raises(ConfigError, match="is another receiver's: give each server its own"):
+        new_server(trainer, folder=first.folder)
+    first.close()
+    new_server(trainer, folder=first.folder)
+
+
+def test_a_folder_that_is_a_file_is_a_config_error(
+    new_trainer: NewTrainer, new_server: NewServer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="drafter folder"):
+        new_server(new_trainer(), folder=tmp_path / "file")

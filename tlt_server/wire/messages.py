@@ -1,0 +1,228 @@
+"""Every message of the control link, and how one becomes frames. No pickle anywhere.
+
+A message is one frame: the schema version (1 byte), the CRC-32 of the rest (4 bytes, big-endian), and a msgpack map
+whose `type` is the message's name. A `DrafterChunk` has a second frame, its raw bytes; its sha256 is in the update.
+
+A `Rejected` begins with a zero instead of a schema version, and has one form for ever: peers of different versions
+understand each other's, and as what begins with a zero is never answered, two of them cannot reject in circles.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.msgpack import Decoder
+
+from tlt_server.errors import WireError
+
+SCHEMA_VERSION = 1
+"""Raised when a message changes: a message of another version is rejected whole, never guessed at."""
+
+MAX_CHUNK_BYTES = 4 << 20
+MAX_CHUNKS_WANTED = 4
+"""Chunks that a receiver may ask for at once."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Count = Annotated[int, Meta(ge=0)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a drafter must fit: the target's architecture (of its config.json), hidden size and vocabulary."""
+
+    architecture: str
+    hidden_size: Count
+    vocab_size: Count
+
+    def __str__(self) -> str:
+        return f"{self.architecture} (hidden size {self.hidden_size}, vocabulary {self.vocab_size})"
+
+
+class Message(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all."""
+
+
+# -- server -> trainer, by way of its receiver ----------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Server's receiver -> trainer, on connecting and every second after: who it is, and its whole state.
+
+    server: its name, for people. drafter_version: in force; 0 is the one that the server was started with, or none.
+    newest_drafter: the highest version that the server has been given; it takes only higher ones.
+    """
+
+    server: str
+    model: ModelIdentity
+    target_version: Count
+    weight_version: str
+    drafter_version: Count
+    newest_drafter: Count
+
+
+class TargetPublished(Message, frozen=True):
+    """Server -> trainer, once for each publication. weight_version: the RL trainer's own name for it."""
+
+    target_version: Count
+    weight_version: str
+
+
+class DrafterSwapped(Message, frozen=True):
+    """Server -> trainer: what became of drafter `version`. drafter_version: the one in force from now on."""
+
+    version: Count
+    outcome: Literal["live", "refused", "rolled_back"]
+    drafter_version: Count
+    reason: str = ""
+
+
+class Load(Message, frozen=True):
+    """Server -> trainer, as often as the server likes; one that cannot be sent at once is dropped."""
+
+    running: Count
+    waiting: Count
+
+
+class ChunksWanted(Message, frozen=True):
+    """Receiver -> sender: credit for the chunks [start, stop) of the update with this digest."""
+
+    digest: Digest
+    start: Count
+    stop: Count
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stop - self.start <= MAX_CHUNKS_WANTED:
+            raise ValueError(f"chunks [{self.start}, {self.stop}): ask for 1 to {MAX_CHUNKS_WANTED}")
+
+
+class DrafterReceived(Message, frozen=True):
+    """Receiver -> sender: the update is whole and verified. Not yet in force: `DrafterSwapped` says that."""
+
+    version: Count
+
+
+class DrafterRefused(Message, frozen=True):
+    """Receiver -> sender, and to its own server: this update is not taken, and need not be offered again."""
+
+    version: Count
+    reason: str
+
+
+# -- trainer -> server ----------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message, frozen=True):
+    """Sender -> receiver, in answer to each `Hello`. newest_drafter: the latest version published; 0 is none yet."""
+
+    newest_drafter: Count
+
+
+class DrafterUpdate(Message, frozen=True):
+    """Sender -> receiver: a drafter to fetch, at publication and after a `Hello` until it is received or refused.
+
+    version: of the drafter. trained_on: target version. size: bytes of the whole, which is one safetensors file.
+    digests: the sha256 of every chunk, end to end.
+    """
+
+    version: Annotated[int, Meta(ge=1)]
+    trained_on: Count
+    model: ModelIdentity
+    size: Annotated[int, Meta(ge=1)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
+    digests: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.digests) != 32 * self.chunks:
+            raise ValueError(f"{len(self.digests)} bytes of digests for {self.chunks} chunks")
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // self.chunk_bytes)
+
+    @property
+    def digest(self) -> bytes:
+        """Names the whole by its contents: the sha256 of the chunks' sha256s."""
+        return hashlib.sha256(self.digests).digest()
+
+
+class DrafterChunk(Message, frozen=True):
+    """Sender -> receiver, followed by the chunk's raw bytes: chunk `index` of the update with this digest."""
+
+    digest: Digest
+    index: Count
+
+
+# -- either way -----------------------------------------------------------------------------------------------------
+
+
+class Rejected(Message, frozen=True):
+    """Either -> either: a message of yours could not be read or used, and was dropped."""
+
+    reason: str
+
+
+# -- receiver -> its own server, on a pipe --------------------------------------------------------------------------
+
+
+class DrafterReady(Message, frozen=True):
+    """Receiver -> its server: a drafter lies whole and verified at `path`, until a newer one does."""
+
+    version: Count
+    trained_on: Count
+    path: str
+
+
+class TrainerLink(Message, frozen=True):
+    """Receiver -> its server, when it changes: does a trainer answer; messages rejected since the start."""
+
+    connected: bool
+    rejected: Count
+
+
+Notice: TypeAlias = TargetPublished | DrafterSwapped | Load
+ToTrainer: TypeAlias = Hello | Notice | ChunksWanted | DrafterReceived | DrafterRefused
+ToServer: TypeAlias = Heartbeat | DrafterUpdate | DrafterChunk
+
+READS_TO_TRAINER = Decoder(ToTrainer)
+READS_TO_SERVER = Decoder(ToServer)
+READS_NOTICES = Decoder(Notice)
+READS_FROM_RECEIVER = Decoder(DrafterReady | DrafterRefused | TrainerLink)
+
+
+def encode(message: Message) -> bytes:
+    """The header frame of a message."""
+    if isinstance(message, Rejected):
+        return b"\0" + message.reason[:500].encode(errors="replace")
+    body = msgspec.msgpack.encode(message)
+    return bytes([SCHEMA_VERSION]) + zlib.crc32(body).to_bytes(4) + body
+
+
+def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, Buffer]:
+    """The message that the frames are, and its raw bytes (empty but for a `DrafterChunk`).
+
+    Args:
+        frames: as they came, without a ROUTER's identity frame.
+        reads: a decoder of the messages that travel this way.
+
+    Raises:
+        WireError: they are not such a message.
+    """
+    header = memoryview(frames[0] if frames else b"")
+    if header and header[0] == 0:
+        return Rejected(reason=bytes(header[1:501]).decode(errors="replace")), b""
+    if len(header) < 5:
+        raise WireError(f"a message of {len(frames)} frames, the first of {len(header)} bytes: no header")
+    if header[0] != SCHEMA_VERSION:
+        raise WireError(f"schema version {header[0]}; this side speaks {SCHEMA_VERSION}: install one release on both")
+    if zlib.crc32(header[5:]) != int.from_bytes(header[1:5]):
+        raise WireError("checksum of the header is wrong: it was damaged on the way")
+    try:
+        message = reads.decode(header[5:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a message that belongs here: {error}") from error
+    if len(frames) != 1 + isinstance(message, DrafterChunk):
+        raise WireError(f"{type(message).__name__} of {len(frames)} frames")
+    return message, frames[1] if len(frames) > 1 else b""

@@ -1,0 +1,141 @@
+"""The trainer's end of the control link: publishes drafters, and hears from every server."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tlt_server.errors import WireError
+from tlt_server.wire.messages import (
+    ChunksWanted,
+    DrafterChunk,
+    DrafterReceived,
+    DrafterRefused,
+    Heartbeat,
+    Hello,
+    Message,
+    ModelIdentity,
+)
+from tlt_server.wire.sockets import Link
+from tlt_server.wire.update import CHUNK_BYTES, Outgoing, Tensor, safetensors_file
+
+SILENCE = 10.0
+"""Seconds without a word after which a server counts as gone; it says hello every second."""
+
+NOTICE_WITHIN = 0.02
+"""Seconds until a quiet sender notices what another thread has asked of it."""
+
+
+@dataclass
+class Server:
+    """What the sender knows of one: when it was heard, and the highest version that it received or refused."""
+
+    heard: float = 0.0
+    settled: int = 0
+
+
+class Sender:
+    """Holds the latest drafter, offers it to every server, and sends the chunks that each one asks for.
+
+    All state of a transfer is the receiver's, so a sender that starts anew and publishes the same drafter goes on where
+    the old one was.
+
+    Args:
+        link: bound, reading `READS_TO_TRAINER`; `run` closes it.
+        model: the target that the drafters are for; a server of another one is turned away.
+        hear: called in `run`'s thread with a server's identity (`NAME/TOKEN`, new at each of its starts) and its
+            message: `Hello`, a notice, or what became of an update. Must return soon.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        model: ModelIdentity,
+        hear: Callable[[str, Message], None],
+        clock: Callable[[], float] = time.monotonic,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._link = link
+        self._model = model
+        self._hear = hear
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._servers: dict[bytes, Server] = {}
+        self._newest = 0
+        self._pending: deque[tuple[bytes, int, int]] = deque(maxlen=1)  # written by one thread, taken by another
+        self._update: Outgoing | None = None
+        self._stopped = False
+
+    def publish(
+        self, version: int, trained_on: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Takes a copy of the tensors and returns; what was published before is sent no further.
+
+        From any thread, but one at a time.
+
+        Args:
+            version: of the drafter, higher than any before.
+            trained_on: the target version that it was trained on.
+            metadata: goes into the safetensors file.
+
+        Raises:
+            WireError: the version is not higher, or a tensor is not one.
+        """
+        if version <= self._newest:
+            raise WireError(f"drafter version {version} is not higher than {self._newest}, the last one: raise it")
+        self._pending.append((safetensors_file(tensors, metadata or {}), version, trained_on))
+        self._newest = version
+
+    def run(self) -> None:
+        """Serves until `stop`, then closes the link."""
+        try:
+            while not self._stopped:
+                self.step(NOTICE_WITHIN)
+        finally:
+            self._link.close()
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._stopped = True
+
+    def step(self, seconds: float) -> None:
+        """Waits so long for a message, handles at most one."""
+        self._link.wait(seconds)
+        if self._pending:
+            self._update = Outgoing(*self._pending.pop(), self._model, self._chunk_bytes)
+            for peer in self._servers:
+                self._offer(peer)
+        if (arrived := self._link.receive()) is not None:
+            self._handle(*arrived[:2])
+        now = self._clock()
+        self._servers = {peer: server for peer, server in self._servers.items() if now - server.heard < SILENCE}
+
+    def _handle(self, peer: bytes, message: Message) -> None:
+        if isinstance(message, ChunksWanted):
+            self._send_chunks(peer, message)
+        elif isinstance(message, Hello) and message.model != self._model:
+            self._link.reject(peer, f"this trainer's drafters are for {self._model}, not for {message.model}")
+        else:
+            self._hear_server(peer, message)
+
+    def _hear_server(self, peer: bytes, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._servers.setdefault(peer, Server()).heard = self._clock()
+            self._link.send(Heartbeat(newest_drafter=self._newest), to=peer)
+            self._offer(peer)
+        if peer not in self._servers:
+            return  # turned away, or about to say hello
+        if isinstance(message, DrafterReceived | DrafterRefused):
+            self._servers[peer].settled = max(self._servers[peer].settled, message.version)
+        self._hear(peer.decode(errors="replace"), message)
+
+    def _offer(self, peer: bytes) -> None:
+        if self._update is not None and self._update.header.version > self._servers[peer].settled:
+            self._link.send(self._update.header, to=peer)
+
+    def _send_chunks(self, peer: bytes, wanted: ChunksWanted) -> None:
+        update = self._update
+        if update is None or wanted.digest != update.digest:
+            return  # of a drafter before this one, or of an earlier life: the offer of this one is on its way
+        for index in range(wanted.start, min(wanted.stop, update.header.chunks)):
+            self._link.send(DrafterChunk(digest=update.digest, index=index), update.chunk(index), to=peer)
