@@ -40,6 +40,10 @@ ACCEPT_LENGTH = Named(
     "tlt_spec_accept_length", "Tokens that one verify pass gave one request, the bonus token included"
 )
 
+TARGET_UPDATES = Named(
+    "tlt_target_updates", "Calls that carried weights of the target, by route and outcome: written, or refused"
+)
+
 
 class SpecCounts(NamedTuple):
     """What speculation has done since the server started.
@@ -115,3 +119,15 @@ def count_verified(reqs: Sequence[Any], result: Any) -> None:
     draft_tokens.inc(len(live) * (result.speculative_num_draft_tokens - 1))
     for position in range(max(live)):
         _at(position).inc(sum(n > position for n in live))
+
+
+@cache
+def _target_updates() -> "Counter":
+    from prometheus_client import Counter
+
+    return Counter(TARGET_UPDATES.name, TARGET_UPDATES.help, ["route", "outcome"])
+
+
+def count_target_update(route: str, success: bool) -> None:
+    """Counts one call of an update route."""
+    _target_updates().labels(route, "written" if success else "refused").inc()

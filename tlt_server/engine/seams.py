@@ -7,6 +7,8 @@ belongs to a server that `tlt-server serve` started.
     sys.modules["sgl_kernel"]         it has no CPU build; the CPU engine's kernels stand in for it
     torchvision's nms and qnms        a torchvision built for CUDA does not register them beside a CPU build of torch
     attention backend "torch_native"  upstream's knows neither tree masks nor multi-step drafting
+    the scheduler's weight updater    upstream's loads a target into the drafter too, and fails by ending the server
+    load_weights of the target        upstream's takes tensors that do not fit (engine/admission.py)
 """
 
 from tlt_server.api.requests import add_counts_to_meta_info, check_request
@@ -33,6 +35,7 @@ __all__ = [
     "forbid_early_stop",
     "install",
     "sample_filtered",
+    "weight_updater_class",
 ]
 
 
@@ -41,3 +44,10 @@ def create_router() -> object:
     from tlt_server.api.app import router
 
     return router
+
+
+def weight_updater_class() -> type:
+    """What a scheduler updates weights with; imported only in the scheduler's process."""
+    from tlt_server.engine.routing import WeightRouter
+
+    return WeightRouter

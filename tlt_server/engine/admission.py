@@ -1,0 +1,134 @@
+"""What a weight update must satisfy before its first byte is written, on this rank and on all others.
+
+Every route of upstream's ends in the target's `load_weights`: the tensors are all there by then, and none is written
+yet. So that is where they are held against the schema. A distributed update has been received by then, which it must
+be even to be refused: its sender waits for every rank.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tlt_server.engine.ranks import objections
+from tlt_server.engine.schema import NamedTensor, Schema, Spec, schema_of
+from tlt_server.engine.shadow import DryRun
+from tlt_server.errors import UpdateRefused
+
+
+class TargetFit:
+    """Which tensors a target takes.
+
+    A name of the start checkpoint is held against its shape and dtype there. Another one, as trainers send that merge
+    or rename tensors, passes where the model's own loading code takes it. (A tensor that is too large can hide there.)
+    """
+
+    def __init__(self, model: Any, schema: Schema | None) -> None:
+        self._schema = schema or {}
+        self._dry_run = DryRun(model)
+        self._tied = bool(getattr(model.config, "tie_word_embeddings", False))
+
+    def misfit(self, name: str, tensor: Any) -> str | None:
+        """Why a tensor cannot be loaded; None where it can."""
+        if (expected := self._schema.get(name)) is not None:
+            return expected.misfit(Spec.of(tensor))
+        try:
+            taken = self._dry_run.takes(name, tensor)
+        except Exception as error:  # noqa: BLE001 - upstream's loaders refuse by any exception
+            return f"the model cannot load it: {str(error) or type(error).__name__}"
+        return None if taken or self._is_left_out(name) else "the model has no such tensor"
+
+    def _is_left_out(self, name: str) -> bool:
+        """Names that upstream's loaders drop on purpose, and trainers send."""
+        return "rotary_emb." in name or (self._tied and name.endswith("lm_head.weight"))
+
+
+class Admission:
+    """Guards `load_weights` of the target while an update is under way.
+
+    model: the target.
+    fit: what it takes; None: everything (a quantized target, whose parameters are not what a checkpoint holds).
+    group: the CPU process group of the ranks that hold the target.
+    """
+
+    def __init__(self, model: Any, fit: TargetFit | None, group: Any) -> None:
+        self._model, self._fit, self._group = model, fit, group
+        self._load = model.load_weights
+        self._update: _Update | None = None
+        model.load_weights = self._load_admitted
+
+    @contextmanager
+    def update(self) -> Iterator["_Update"]:
+        """Everything that is loaded inside belongs to one update, made on all ranks."""
+        self._update = _Update(self._group)
+        try:
+            yield self._update
+        finally:
+            self._update = None
+
+    def admit(self, tensors: Iterable[NamedTensor], misfit: Callable[[str, Any], str | None]) -> list[NamedTensor]:
+        """The tensors, all read, once every rank finds that they fit.
+
+        Raises:
+            UpdateRefused: on every rank, where one does not fit on any.
+        """
+        assert self._update is not None
+        self._update.raise_if_over()
+        items = list(tensors)
+        found = [f"{name}: {why}" for name, tensor in items if (why := misfit(name, tensor))]
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+        self._update.vote("; ".join(found[:3]) + more if found else None)
+        return items
+
+    def _load_admitted(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
+        if self._update is None or self._fit is None:
+            return self._load(weights, *args, **kwargs)
+        items = self.admit(weights, self._fit.misfit)
+        with self._update.writing():
+            return self._load(items, *args, **kwargs)
+
+
+class _Update:
+    """One update on one rank: it votes with the others until one objects, and then no more.
+
+    Ranks vote in step: each time before they write, and at the end. A rank that fails anywhere casts one vote against,
+    which meets whatever vote the others hold next.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.refusal: str | None = None
+        """Why no rank goes on; None while all do."""
+        self.wrote = False
+        """Whether this rank has begun to write."""
+        self._failed = False
+
+    def vote(self, objection: str | None) -> None:
+        """Raises UpdateRefused where a rank objects."""
+        if found := objections(self._group, objection):
+            self.refusal = "; ".join(found)
+            raise UpdateRefused(self.refusal)
+
+    def raise_if_over(self) -> None:
+        """Upstream answers a failed load from disk by another attempt, which the other ranks do not make."""
+        if self.refusal is not None or self._failed:
+            raise UpdateRefused(self.refusal or "it failed while it was written")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self.wrote = True
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
+
+
+def direct_misfit(model: Any) -> Callable[[str, Any], str | None]:
+    """For `load_format: direct`, which writes parameters by their own names: what does not fit, and why."""
+    parameters = schema_of((name, parameter.data) for name, parameter in model.named_parameters())
+
+    def misfit(name: str, tensor: Any) -> str | None:
+        expected = parameters.get(name)
+        return "the model has no such parameter" if expected is None else expected.misfit(Spec.of(tensor))
+
+    return misfit

@@ -1,0 +1,164 @@
+"""Which weights an update touches, and what becomes of it: upstream's four routes, each all or nothing.
+
+Upstream loads a target into an external drafter too (disk, IPC, tensor), ends the server where a tensor does not fit
+or where it should flush its cache while a request is running, and remembers a path that it failed to load.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.managers.io_struct import (
+    DestroyWeightsUpdateGroupReqOutput,
+    InitWeightsUpdateGroupReqOutput,
+    UpdateWeightFromDiskReqOutput,
+    UpdateWeightsFromDistributedReqOutput,
+    UpdateWeightsFromIPCReqOutput,
+    UpdateWeightsFromTensorReqOutput,
+)
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
+
+from tlt_server.engine.admission import Admission, TargetFit, direct_misfit
+from tlt_server.engine.flush import flush_under_load
+from tlt_server.engine.schema import start_schema
+from tlt_server.errors import UpdateRefused
+from tlt_server.metrics import count_target_update
+
+logger = logging.getLogger(__name__)
+
+Outcome = tuple[bool, str]
+Load = Callable[[Any], Outcome]
+SELECTORS = ("target", "draft", "all")
+
+
+class WeightRouter(SchedulerWeightUpdaterManager):
+    """Upstream's weight updater, in each scheduler process; the scheduler calls its methods between two steps.
+
+    An exception in one of them would end the server, so each answers `success=False` and the reason instead.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        runner = self.tp_worker.model_runner
+        fits = runner.model_config.quantization is None
+        fit = TargetFit(runner.model, start_schema(runner)) if fits else None
+        self._admission = Admission(runner.model, fit, self.tp_cpu_group)
+
+    # -- upstream's routes --
+
+    def update_weights_from_disk(self, recv_req: Any) -> UpdateWeightFromDiskReqOutput:
+        success, message = self._update("disk", recv_req, self.tp_worker.update_weights_from_disk)
+        return UpdateWeightFromDiskReqOutput(success=success, message=message, num_paused_requests=0)
+
+    def update_weights_from_tensor(self, recv_req: Any) -> UpdateWeightsFromTensorReqOutput:
+        success, message = self._update("tensor", recv_req, self._load_tensors)
+        return UpdateWeightsFromTensorReqOutput(success=success, message=message)
+
+    def update_weights_from_distributed(self, recv_req: Any) -> UpdateWeightsFromDistributedReqOutput:
+        success, message = self._update("distributed", recv_req, self.tp_worker.update_weights_from_distributed)
+        return UpdateWeightsFromDistributedReqOutput(success=success, message=message)
+
+    def update_weights_from_ipc(self, recv_req: Any) -> UpdateWeightsFromIPCReqOutput:
+        success, message = self._update("ipc", recv_req, self.tp_worker.update_weights_from_ipc)
+        return UpdateWeightsFromIPCReqOutput(success=success, message=message)
+
+    def init_weights_update_group(self, recv_req: Any) -> InitWeightsUpdateGroupReqOutput:
+        success, message = _answered(self.tp_worker.init_weights_update_group, recv_req)
+        return InitWeightsUpdateGroupReqOutput(success=success, message=message)
+
+    def destroy_weights_update_group(self, recv_req: Any) -> DestroyWeightsUpdateGroupReqOutput:
+        success, message = _answered(self.tp_worker.destroy_weights_update_group, recv_req)
+        return DestroyWeightsUpdateGroupReqOutput(success=success, message=message)
+
+    def flush_cache_after_weight_update(self, recv_req: Any) -> None:
+        if recv_req.flush_cache:
+            flush_under_load(self.scheduler, empty_cache=recv_req.torch_empty_cache)
+
+    # -- one update --
+
+    def _update(self, route: str, recv_req: Any, load: Load) -> Outcome:
+        """Makes one update on all ranks, or on none."""
+        config = self.tp_worker.model_runner.model_config
+        path = config.model_path
+        with self._observe_weight_load(route):
+            self._await_running_step()
+            success, message = self._attempt(recv_req, load)
+            if success:
+                self.flush_cache_after_weight_update(recv_req)
+            else:
+                config.model_path = path
+                logger.error("weight update by %s: %s", route, message)
+        if self.tp_worker.ps.tp_rank == 0:
+            count_target_update(route, success)
+        return success, message
+
+    def _attempt(self, recv_req: Any, load: Load) -> Outcome:
+        with self._admission.update() as update:
+            success, message = _answered(self._to_target(load), recv_req)
+            try:
+                if update.refusal is None:
+                    update.vote(None if success else message)
+            except UpdateRefused as refused:
+                success, message = False, str(refused)
+        if update.refusal is None:
+            return success, message
+        if update.wrote:
+            return False, f"{update.refusal}. Some weights were written before it failed: send the whole update again"
+        return False, f"{update.refusal}. No weight was changed"
+
+    def _to_target(self, load: Load) -> Load:
+        def load_selected(recv_req: Any) -> Outcome:
+            self._check_selector(recv_req)
+            return load(recv_req)
+
+        return load_selected
+
+    def _check_selector(self, recv_req: Any) -> None:
+        """`all` is the target: an external drafter has other tensors, and a way of its own. So is what trainers send
+        that know of neither, with or without `disable_draft_model`.
+
+        Raises:
+            UpdateRefused: the update is for something else.
+        """
+        selector = recv_req.selector or "target"
+        if selector not in SELECTORS:
+            raise UpdateRefused(f"selector {selector!r}: must be one of {', '.join(SELECTORS)}")
+        if selector == "draft":
+            raise UpdateRefused("selector draft: the drafter is updated by POST /tlt/v1/drafter/update")
+
+    def _load_tensors(self, recv_req: Any) -> Outcome:
+        """As upstream's worker does, with the tensors in hand before the first is written."""
+        tensors = self.tp_worker._deserialize_own_rank(recv_req.serialized_named_tensors)
+        runner = self.tp_worker.model_runner
+        if recv_req.load_format == "direct":
+            whole = [(name, _unwrapped(tensor, self.tp_worker.ps.tp_rank)) for name, tensor in tensors]
+            tensors = self._admission.admit(whole, direct_misfit(runner.model))
+        outcome: Outcome = runner.weight_updater.update_weights_from_tensor(
+            named_tensors=tensors, load_format=recv_req.load_format
+        )
+        return outcome
+
+    def _await_running_step(self) -> None:
+        """Orders what follows behind the step that may still be running on the GPU.
+
+        Upstream orders the scheduler's stream behind that step's reads of the batch only, which end before its graph is
+        replayed: weights written now would race with it.
+        """
+        if self.scheduler.enable_overlap:
+            self.scheduler.schedule_stream.wait_stream(self.scheduler.forward_stream)
+
+
+def _unwrapped(tensor: Any, rank: int) -> Any:
+    return tensor.get(rank) if isinstance(tensor, LocalSerializedTensor) else tensor
+
+
+def _answered(make: Load, recv_req: Any) -> Outcome:
+    """What `make` answers, or why it failed: the edge beyond which an exception ends the server."""
+    try:
+        return make(recv_req)
+    except UpdateRefused as refused:
+        return False, str(refused)
+    except Exception as error:
+        logger.exception("a weight update failed")
+        return False, f"{type(error).__name__}: {error}"
