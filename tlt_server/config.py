@@ -6,7 +6,7 @@ patched SGLang behaves as upstream's.
 """
 
 import os
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -61,11 +61,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         no speculation.
     arm: the strategy that speculation runs with.
     speculation: False serves without a drafter whatever `drafter` says.
+    publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
+        trainer neither opens a session nor pauses.
     """
 
     drafter: str | None = None
     arm: Arm = Arm(3, 1, 4)
     speculation: bool = True
+    publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
 
     def to_environment(self) -> None:
         """Hands the config to every process that is started from here on, and wakes the seams in this one."""

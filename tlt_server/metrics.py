@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is imported: not before SGLang has chosen
-    from prometheus_client import Counter
+    from prometheus_client import Counter, Gauge
     from prometheus_client.core import Metric
 
 
@@ -43,6 +43,7 @@ ACCEPT_LENGTH = Named(
 TARGET_UPDATES = Named(
     "tlt_target_updates", "Calls that carried weights of the target, by route and outcome: written, or refused"
 )
+TARGET_VERSION = Named("tlt_target_version", "Publications of the target that were completed since the server started")
 
 
 class SpecCounts(NamedTuple):
@@ -131,3 +132,15 @@ def _target_updates() -> "Counter":
 def count_target_update(route: str, success: bool) -> None:
     """Counts one call of an update route."""
     _target_updates().labels(route, "written" if success else "refused").inc()
+
+
+@cache
+def _target_version() -> "Gauge":
+    from prometheus_client import Gauge
+
+    return Gauge(TARGET_VERSION.name, TARGET_VERSION.help, multiprocess_mode="mostrecent")
+
+
+def show_target_version(version: int) -> None:
+    """Shows the version that is in force from now on."""
+    _target_version().set(version)

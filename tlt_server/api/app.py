@@ -2,16 +2,31 @@
 
 from typing import TYPE_CHECKING
 
-import msgspec
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
+from tlt_server.api import weights
+from tlt_server.api.scheduler import ask
 from tlt_server.api.status import describe
+from tlt_server.engine.messages import ReadVersions
 
 if TYPE_CHECKING:  # SGLang imports this module before it has settled where the processes' metrics meet
     from prometheus_client import CollectorRegistry
 
 router = APIRouter()
+
+
+def add_routes(app: FastAPI) -> None:
+    """Adds our routes to SGLang's application, before its own of the same path.
+
+    One by one: how a route is protected is read from the application's table, where a router that was included stands
+    as one entry, in FastAPI's later versions, that says nothing.
+    """
+    for route in (*router.routes, *weights.router.routes):
+        assert isinstance(route, APIRoute)
+        app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
 
 
 def registry() -> "CollectorRegistry":
@@ -40,7 +55,8 @@ def metrics() -> Response:
 
 
 @router.get("/tlt/v1/status")
-def status() -> Response:
+async def status() -> Response:
     """What this server is and how speculation does, as the client's `Status`."""
-    families = list(registry().collect())
-    return Response(msgspec.json.encode(describe(get_server_args(), families)), media_type="application/json")
+    families = await run_in_threadpool(lambda: list(registry().collect()))
+    answers = await ask(ReadVersions())
+    return weights.as_json(describe(get_server_args(), families, answers[0].versions))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tlt_client.schemas import AcceptLength, Arm, Counters, Models, Status
+from tlt_client.schemas import AcceptLength, Arm, Counters, Models, Status, Versions
 
 from tlt_server import __version__
 from tlt_server.metrics import SpecCounts
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 _started = time.monotonic()
 
 
-def describe(server_args: Any, families: "Sequence[Metric]") -> Status:
+def describe(server_args: Any, families: "Sequence[Metric]", versions: Versions | None) -> Status:
     """The status of a server.
 
     Args:
         server_args: upstream's, with the arm that runs.
         families: one scrape of all metrics.
+        versions: of the weights in force.
     """
     counts = SpecCounts.read(families)
     speculation = server_args.speculative_algorithm is not None
@@ -38,6 +39,7 @@ def describe(server_args: Any, families: "Sequence[Metric]") -> Status:
         arm=arm,
         accept_length=AcceptLength(recent=recent or None, total=counts.accept_length),
         counters=Counters(counts.drafts, counts.draft_tokens, counts.accepted_tokens, counts.accepted_per_position),
+        versions=versions,
         uptime_s=time.monotonic() - _started,
         help=_one_line(speculation, counts),
     )

@@ -53,13 +53,13 @@ class Admission:
     def __init__(self, model: Any, fit: TargetFit | None, group: Any) -> None:
         self._model, self._fit, self._group = model, fit, group
         self._load = model.load_weights
-        self._update: _Update | None = None
+        self._update: Update | None = None
         model.load_weights = self._load_admitted
 
     @contextmanager
-    def update(self) -> Iterator["_Update"]:
+    def update(self) -> Iterator["Update"]:
         """Everything that is loaded inside belongs to one update, made on all ranks."""
-        self._update = _Update(self._group)
+        self._update = Update(self._group)
         try:
             yield self._update
         finally:
@@ -80,14 +80,15 @@ class Admission:
         return items
 
     def _load_admitted(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
-        if self._update is None or self._fit is None:
+        if self._update is None:
             return self._load(weights, *args, **kwargs)
-        items = self.admit(weights, self._fit.misfit)
+        if self._fit is not None:
+            weights = self.admit(weights, self._fit.misfit)
         with self._update.writing():
-            return self._load(items, *args, **kwargs)
+            return self._load(weights, *args, **kwargs)
 
 
-class _Update:
+class Update:
     """One update on one rank: it votes with the others until one objects, and then no more.
 
     Ranks vote in step: each time before they write, and at the end. A rank that fails anywhere casts one vote against,

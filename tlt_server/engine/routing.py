@@ -19,9 +19,10 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
 
-from tlt_server.engine.admission import Admission, TargetFit, direct_misfit
+from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.flush import flush_under_load
 from tlt_server.engine.schema import start_schema
+from tlt_server.engine.state import EngineState
 from tlt_server.errors import UpdateRefused
 from tlt_server.metrics import count_target_update
 
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 Outcome = tuple[bool, str]
 Load = Callable[[Any], Outcome]
-SELECTORS = ("target", "draft", "all")
 
 
 class WeightRouter(SchedulerWeightUpdaterManager):
@@ -44,6 +44,19 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         fits = runner.model_config.quantization is None
         fit = TargetFit(runner.model, start_schema(runner)) if fits else None
         self._admission = Admission(runner.model, fit, self.tp_cpu_group)
+        self._session_selector: str | None = None
+        self.state = EngineState.of(self.scheduler)
+
+    def begin(self, selector: str | None) -> None:
+        """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
+        _check_selector(selector)
+        self.state.publications.begin()
+        self._session_selector = selector
+
+    def end(self) -> None:
+        """Closes the session."""
+        self.state.publications.end()
+        self._session_selector = None
 
     # -- upstream's routes --
 
@@ -74,6 +87,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
     def flush_cache_after_weight_update(self, recv_req: Any) -> None:
         if recv_req.flush_cache:
             flush_under_load(self.scheduler, empty_cache=recv_req.torch_empty_cache)
+            self.state.publications.flushed()
 
     # -- one update --
 
@@ -81,9 +95,10 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         """Makes one update on all ranks, or on none."""
         config = self.tp_worker.model_runner.model_config
         path = config.model_path
-        with self._observe_weight_load(route):
+        with self._observe_weight_load(route), self._admission.update() as update:
             self._await_running_step()
-            success, message = self._attempt(recv_req, load)
+            success, message = self._attempt(update, recv_req, load)
+            self._note(recv_req.weight_version, success=success, wrote=update.wrote)
             if success:
                 self.flush_cache_after_weight_update(recv_req)
             else:
@@ -93,39 +108,34 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             count_target_update(route, success)
         return success, message
 
-    def _attempt(self, recv_req: Any, load: Load) -> Outcome:
-        with self._admission.update() as update:
-            success, message = _answered(self._to_target(load), recv_req)
-            try:
-                if update.refusal is None:
-                    update.vote(None if success else message)
-            except UpdateRefused as refused:
-                success, message = False, str(refused)
-        if update.refusal is None:
-            return success, message
+    def _attempt(self, update: Update, recv_req: Any, load: Load) -> Outcome:
+        """Loads, and agrees with the other ranks on what became of it."""
+        success, message = self._to_target(recv_req, load)
+        try:
+            if update.refusal is None:
+                update.vote(None if success else message)
+                return success, message
+        except UpdateRefused as refused:
+            logger.debug("refused after loading: %s", refused)
         if update.wrote:
             return False, f"{update.refusal}. Some weights were written before it failed: send the whole update again"
         return False, f"{update.refusal}. No weight was changed"
 
-    def _to_target(self, load: Load) -> Load:
-        def load_selected(recv_req: Any) -> Outcome:
-            self._check_selector(recv_req)
-            return load(recv_req)
+    def _to_target(self, recv_req: Any, load: Load) -> Outcome:
+        """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
+        send that know of neither, with or without `disable_draft_model`."""
+        try:
+            selector = recv_req.selector or self._session_selector or "target"
+            _check_selector(selector)
+        except UpdateRefused as refused:
+            return False, str(refused)
+        return _answered(load, recv_req)
 
-        return load_selected
-
-    def _check_selector(self, recv_req: Any) -> None:
-        """`all` is the target: an external drafter has other tensors, and a way of its own. So is what trainers send
-        that know of neither, with or without `disable_draft_model`.
-
-        Raises:
-            UpdateRefused: the update is for something else.
-        """
-        selector = recv_req.selector or "target"
-        if selector not in SELECTORS:
-            raise UpdateRefused(f"selector {selector!r}: must be one of {', '.join(SELECTORS)}")
-        if selector == "draft":
-            raise UpdateRefused("selector draft: the drafter is updated by POST /tlt/v1/drafter/update")
+    def _note(self, weight_version: str | None, *, success: bool, wrote: bool) -> None:
+        if success or wrote:
+            self.state.publications.wrote(weight_version, torn=not success)
+        else:
+            self.state.publications.refused(weight_version)
 
     def _load_tensors(self, recv_req: Any) -> Outcome:
         """As upstream's worker does, with the tensors in hand before the first is written."""
@@ -147,6 +157,13 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         """
         if self.scheduler.enable_overlap:
             self.scheduler.schedule_stream.wait_stream(self.scheduler.forward_stream)
+
+
+def _check_selector(selector: str | None) -> None:
+    if selector == "draft":
+        raise UpdateRefused("selector draft: the drafter is updated by POST /tlt/v1/drafter/update")
+    if selector not in (None, "target", "all"):
+        raise UpdateRefused(f"selector {selector!r}: must be target, draft or all")
 
 
 def _unwrapped(tensor: Any, rank: int) -> Any:

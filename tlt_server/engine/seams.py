@@ -11,7 +11,10 @@ belongs to a server that `tlt-server serve` started.
     load_weights of the target        upstream's takes tensors that do not fit (engine/admission.py)
 """
 
+from typing import Any
+
 from tlt_server.api.requests import add_counts_to_meta_info, check_request
+from tlt_server.api.versions import add_versions_to_meta_info
 from tlt_server.engine.cpu import (
     apply_token_bitmask,
     create_attention_backend,
@@ -19,16 +22,20 @@ from tlt_server.engine.cpu import (
     draft_extend_backends,
     install,
 )
+from tlt_server.engine.crediting import credit_tokens
 from tlt_server.engine.verify import filter_target_probs, forbid_early_stop, sample_filtered
 from tlt_server.metrics import count_verified
 
 __all__ = [
     "add_counts_to_meta_info",
+    "add_routes",
+    "add_versions_to_meta_info",
     "apply_token_bitmask",
     "check_request",
     "count_verified",
     "create_attention_backend",
-    "create_router",
+    "credit_tokens",
+    "dispatch",
     "draft_backends",
     "draft_extend_backends",
     "filter_target_probs",
@@ -39,15 +46,25 @@ __all__ = [
 ]
 
 
-def create_router() -> object:
-    """Our HTTP routes; imported only in the process that serves HTTP."""
-    from tlt_server.api.app import router
+# What imports SGLang's modules is imported when it is called: SGLang imports this module before any of its own.
 
-    return router
+
+def add_routes(app: Any) -> None:
+    """Our HTTP routes, in the process that serves HTTP."""
+    from tlt_server.api.app import add_routes
+
+    add_routes(app)
 
 
 def weight_updater_class() -> type:
-    """What a scheduler updates weights with; imported only in the scheduler's process."""
+    """What a scheduler updates weights with."""
     from tlt_server.engine.routing import WeightRouter
 
     return WeightRouter
+
+
+def dispatch(scheduler: Any, recv_req: Any) -> Any:
+    """One message to a scheduler, ours or SGLang's."""
+    from tlt_server.engine.control import dispatch
+
+    return dispatch(scheduler, recv_req)

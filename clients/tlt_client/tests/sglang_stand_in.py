@@ -30,6 +30,15 @@ STATUS: Json = {
 }
 
 
+EVENT: Json = {
+    "number": 3,
+    "time": 1.5,
+    "kind": "target_published",
+    "replica": 0,
+    "detail": {"version": 2, "weight_version": None, "torn": False},
+}
+
+
 class StandIn(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
@@ -172,6 +181,9 @@ def control(handler: Handler, fields: Json) -> None:
         "/metrics": (200, "sglang:num_running_reqs 0.0\n"),
         "/health": (200, ""),
         "/abort_request": (200, ""),
+        "/tlt/v1/events?after=2": (200, [EVENT]),
+        "/begin_weight_update": (200, {"success": True, "message": "open"}),
+        "/end_weight_update": (400, {"success": False, "message": "no weight update is open"}),
         "/flush_cache?timeout=0.0": (200, "Cache flushed.\n"),
         "/flush_cache?timeout=1.5": (400, "Flush cache failed.\n"),
     }

@@ -9,18 +9,21 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from sglang_stand_in import STATUS, drop_after_reading, rollout, says, serving, until_aborted, well
+from sglang_stand_in import EVENT, STATUS, drop_after_reading, rollout, says, serving, until_aborted, well
 
 from tlt_client import (
     AsyncClient,
     BadRequest,
     Client,
+    DrafterSpan,
+    Event,
     InvalidArgument,
     ProtocolError,
     Retry,
     SamplingParams,
     SpecCounts,
     Status,
+    TargetSpan,
     Timeout,
 )
 from tlt_client.schemas import Arm
@@ -82,6 +85,16 @@ def test_speculation_is_read_under_its_old_and_new_names(
     with serving(lambda h, f: h.answer(200, rollout(f, [65, 66, 2], {"type": "stop"}, **meta))) as server:
         given = connect(server.url).generate("a")
     assert (given.accept_length, given.spec) == (accept_length, spec)
+
+
+def test_versions_are_read_from_tlt_server_and_from_sglang(connect: Connect) -> None:
+    theirs = {"version": "7", "start": 0, "end": 1}
+    ours = {"version": "8", "target_version": 3, "partial": True, "start": 1, "end": 3}
+    meta = {"weight_versions": [theirs, ours], "drafter_versions": [{"version": 2, "start": 0, "end": 3}]}
+    with serving(lambda h, f: h.answer(200, rollout(f, [65, 66, 2], {"type": "stop"}, **meta))) as server:
+        given = connect(server.url).generate("a")
+    assert given.weight_versions == (TargetSpan(0, 1, "7"), TargetSpan(1, 3, "8", 3, partial=True))
+    assert given.drafter_versions == (DrafterSpan(0, 3, 2),)
 
 
 LOGPROBS = [
@@ -221,6 +234,21 @@ def test_control_routes(connect: Connect) -> None:
             ("POST", "/flush_cache?timeout=1.5", {}, "Bearer admin"),
         ]
         assert {key for method, *_, key in server.other if method == "GET"} == {"Bearer user"}
+
+
+def test_the_routes_around_weights(connect: Connect) -> None:
+    with serving() as server:
+        client = connect(server.url, api_key="user", admin_key="admin")
+        assert client.events(2) == [msgspec.convert(EVENT, Event)]
+        client.begin_weight_update()
+        client.begin_weight_update("target")
+        with pytest.raises(BadRequest, match="no weight update is open"):
+            client.end_weight_update()
+        assert server.other[-3:] == [
+            ("POST", "/begin_weight_update", {}, "Bearer admin"),
+            ("POST", "/begin_weight_update", {"selector": "target"}, "Bearer admin"),
+            ("POST", "/end_weight_update", {}, "Bearer admin"),
+        ]
 
 
 class Scripted(httpx.MockTransport, httpx.AsyncBaseTransport):

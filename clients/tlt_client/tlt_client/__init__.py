@@ -19,9 +19,9 @@ from tlt_client.errors import (
     VersionConflict,
 )
 from tlt_client.flow import Retry
-from tlt_client.rollouts import Chunk, FinishReason, Rollout, SpecCounts
+from tlt_client.rollouts import Chunk, DrafterSpan, FinishReason, Rollout, SpecCounts, TargetSpan
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Status
+from tlt_client.schemas import Event, Status, Versions
 from tlt_client.wire import Prompt
 
 __all__ = [
@@ -31,6 +31,8 @@ __all__ = [
     "Chunk",
     "Client",
     "ConnectionLost",
+    "DrafterSpan",
+    "Event",
     "FinishReason",
     "InvalidArgument",
     "Prompt",
@@ -45,8 +47,10 @@ __all__ = [
     "ServerUnavailable",
     "SpecCounts",
     "Status",
+    "TargetSpan",
     "Timeout",
     "TltClientError",
     "Unauthorized",
     "VersionConflict",
+    "Versions",
 ]

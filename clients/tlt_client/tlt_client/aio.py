@@ -12,7 +12,7 @@ from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Status
+from tlt_client.schemas import Event, Status
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -138,6 +138,15 @@ class AsyncClient:
 
     async def flush_cache(self, wait_s: float = 0.0) -> None:
         await self._run(self._session.flush_cache(wait_s))
+
+    async def events(self, after: int = 0) -> list[Event]:
+        return await self._run(self._session.events(after))
+
+    async def begin_weight_update(self, selector: str | None = None) -> None:
+        await self._run(self._session.begin_weight_update(selector))
+
+    async def end_weight_update(self) -> None:
+        await self._run(self._session.end_weight_update())
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -11,7 +11,7 @@ import httpx
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Status
+from tlt_client.schemas import Event, Status
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -168,6 +168,18 @@ class Client:
     def flush_cache(self, wait_s: float = 0.0) -> None:
         """Empties the prefix cache, once the server is idle. BadRequest if it is not within `wait_s`."""
         self._run(self._session.flush_cache(wait_s))
+
+    def events(self, after: int = 0) -> list[Event]:
+        """What happened to the weights after the event of this number, as far back as the server remembers."""
+        return self._run(self._session.events(after))
+
+    def begin_weight_update(self, selector: str | None = None) -> None:
+        """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""
+        self._run(self._session.begin_weight_update(selector))
+
+    def end_weight_update(self) -> None:
+        """Closes it: `Versions.target.version` grows. BadRequest if none is open. Sent once."""
+        self._run(self._session.end_weight_update())
 
     def close(self) -> None:
         self._http.close()

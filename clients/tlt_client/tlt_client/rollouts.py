@@ -27,6 +27,27 @@ class SpecCounts(msgspec.Struct, frozen=True):
     """Drafted tokens that the target was asked about."""
 
 
+class TargetSpan(msgspec.Struct, frozen=True):
+    """Tokens of a rollout, [start, end), that one version of the target sampled."""
+
+    start: int
+    end: int
+    version: str
+    """The trainer's own name for it, as in `weight_version`."""
+    target_version: int | None = None
+    """The server's count of publications; None from an SGLang server."""
+    partial: bool = False
+    """Sampled while that version was being written: neither quite it nor the one before."""
+
+
+class DrafterSpan(msgspec.Struct, frozen=True):
+    """Tokens of a rollout, [start, end), that were drafted by one version of the drafter."""
+
+    start: int
+    end: int
+    version: int
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled response.
 
@@ -50,6 +71,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens whose KV entries were found in the cache."""
     weight_version: str | None = None
     """Version of the target's weights when the rollout ended."""
+    weight_versions: tuple[TargetSpan, ...] = ()
+    """Which target sampled which tokens, in order, all of them; empty from a server that does not say."""
+    drafter_versions: tuple[DrafterSpan, ...] = ()
+    """Which drafter drafted which tokens; empty without speculation."""
     accept_length: float | None = None
     """Tokens per target pass, bonus token counted, as the server says: from tlt-server 1 + accepted_drafts /
     verify_calls, from SGLang completion_tokens / verify_calls. None without speculation."""

@@ -46,6 +46,38 @@ class Counters(msgspec.Struct, frozen=True):
     """Accepted tokens by depth in the draft, from the first; they add up to `accepted_tokens`."""
 
 
+class TargetVersion(msgspec.Struct, frozen=True):
+    """The target in force."""
+
+    version: int
+    """How many publications are complete: it only grows. One may take dozens of calls."""
+    weight_version: str
+    """The trainer's own name for it."""
+    partial: bool
+    """Whether a publication is under way: what is sampled now is from neither the old target nor the new one."""
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """The weights in force."""
+
+    target: TargetVersion
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened to a server's weights."""
+
+    number: int
+    """Counts up from 1 in each replica."""
+    time: float
+    """Seconds since 1970."""
+    kind: str
+    """`target_published`, and others in later versions."""
+    replica: int
+    """Of data parallelism; 0 without it."""
+    detail: dict[str, str | int | float | bool | None]
+    """What is to be said of an event of this kind."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /tlt/v1/status`."""
 
@@ -60,6 +92,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """In force now; None: drafting is off."""
     accept_length: AcceptLength
     counters: Counters
+    versions: Versions | None = None
+    """None from a server that is older than this."""
     uptime_s: float
     help: str
     """One line for a person: what this state means and what to do about it, if anything."""

@@ -13,7 +13,7 @@ from tlt_client import errors, wire
 from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Sample
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Status
+from tlt_client.schemas import Event, Status
 from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
 
@@ -122,6 +122,19 @@ class Session:
         if not 0 <= wait_s < math.inf:
             raise errors.InvalidArgument(f"wait_s={wait_s}: must be a number of seconds, at least 0")
         yield from self.policy.ask(self._control("POST", f"/flush_cache?timeout={wait_s}", more_s=wait_s))
+
+    # -- weights --
+
+    def events(self, after: int) -> Flow[list[Event]]:
+        body = yield from self.policy.ask(self._control("GET", f"/tlt/v1/events?after={after}"))
+        return wire.decode(list[Event], body, "/tlt/v1/events")
+
+    def begin_weight_update(self, selector: str | None) -> Flow[None]:
+        fields = wire.encode({} if selector is None else {"selector": selector})
+        yield from self.policy.fetch(self._control("POST", "/begin_weight_update", fields))
+
+    def end_weight_update(self) -> Flow[None]:
+        yield from self.policy.fetch(self._control("POST", "/end_weight_update"))
 
     def _control(self, method: str, path: str, body: bytes | None = None, more_s: float = 0.0) -> Call:
         admin = method == "POST"

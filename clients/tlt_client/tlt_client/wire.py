@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tlt_client import errors
-from tlt_client.rollouts import FinishReason, Rollout, SpecCounts
+from tlt_client.rollouts import DrafterSpan, FinishReason, Rollout, SpecCounts, TargetSpan
 from tlt_client.sampling import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -80,6 +80,8 @@ class Meta(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     weight_version: str | None = None
+    weight_versions: tuple[TargetSpan, ...] = ()
+    drafter_versions: tuple[DrafterSpan, ...] = ()
     output_token_logprobs: list[Logprob] | None = None
     spec_accept_length: float | None = None
     spec_verify_ct: int | None = None
@@ -166,6 +168,8 @@ def build_rollout(
         completion_tokens=meta.completion_tokens,
         cached_tokens=meta.cached_tokens,
         weight_version=meta.weight_version,
+        weight_versions=meta.weight_versions,
+        drafter_versions=meta.drafter_versions,
         accept_length=_accept_length(meta),
         spec=_spec_counts(meta),
         resamples=resamples,

@@ -1,0 +1,117 @@
+"""Tokens are credited to the weights of their step's launch, also where the weights change before it is settled."""
+
+from collections import deque
+from itertools import pairwise
+from types import SimpleNamespace as Made
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.api.versions import add_versions_to_meta_info
+from tlt_server.engine.crediting import KEY, credit_tokens, stamping_launched
+from tlt_server.engine.publications import Publications
+from tlt_server.engine.state import EngineState, Stamp
+
+
+def request(**fields: Any) -> Any:
+    """As much of upstream's `Req` as is read."""
+    state = {"customized_info": None, "output_ids": [], "inflight_middle_chunks": 0, "is_retracted": False}
+    return Made(**state | {"finished": lambda: False} | fields)
+
+
+def batch(*reqs: Any, extend: bool = False) -> Any:
+    return Made(reqs=reqs, forward_mode=Made(is_extend=lambda: extend, is_decode=lambda: not extend))
+
+
+def result(*accepted: int) -> Any:
+    return Made(copy_done=None, accept_lens=torch.tensor(accepted) if accepted else None)
+
+
+@pytest.fixture
+def scheduler() -> Any:
+    """As much of upstream's `Scheduler` as is read, with a step under way where `result_queue` holds one."""
+    publications = Publications("a", 2.0, lambda: 0.0, lambda published: None)
+    state = EngineState(publications, events=None, speculation=True)  # type: ignore[arg-type]
+    ps = Made(attn_tp_rank=0)
+    return Made(weight_updater=Made(state=state), is_generation=True, ps=ps, result_queue=deque())
+
+
+def credited(req: Any) -> list[tuple[str, int]]:
+    return [(stamp.weight_version, stamp.target_version) for stamp in req.customized_info[KEY]]
+
+
+def settle(scheduler: Any, req: Any, made: Any) -> None:
+    """As upstream does: credited, then appended."""
+    credit_tokens(scheduler, batch(req), made)
+    req.output_ids += [7] * (int(made.accept_lens[0]) if made.accept_lens is not None else 1)
+
+
+def test_a_step_under_way_keeps_its_weights(scheduler: Any) -> None:
+    req, launched = request(), result(3)
+    scheduler.result_queue.append((batch(req), launched))
+    with stamping_launched(scheduler):
+        scheduler.weight_updater.state.publications.wrote("b")
+        scheduler.weight_updater.state.publications.flushed()
+    later = result(2)
+    settle(scheduler, req, scheduler.result_queue.popleft()[1])
+    settle(scheduler, req, later)
+    assert credited(req) == [("a", 0)] * 3 + [("b", 1)] * 2
+
+
+def test_a_step_under_way_over_two_changes_keeps_the_first(scheduler: Any) -> None:
+    launched = result(1)
+    scheduler.result_queue.append((None, launched))
+    for name in ("b", "c"):
+        with stamping_launched(scheduler):
+            scheduler.weight_updater.state.publications.named(name)
+    assert launched.stamp.weight_version == "a"
+
+
+def test_what_a_grammar_takes_back_is_not_credited_twice(scheduler: Any) -> None:
+    req = request()
+    credit_tokens(scheduler, batch(req), result(4))
+    req.output_ids += [7, 7]  # two of four are kept
+    scheduler.weight_updater.state.publications.named("b")
+    credit_tokens(scheduler, batch(req), result(1))
+    assert [name for name, _ in credited(req)] == ["a", "a", "b"]
+
+
+def test_only_what_is_sampled_for_a_live_request_counts(scheduler: Any) -> None:
+    live, chunked = request(), request(inflight_middle_chunks=1)
+    gone = [request(is_retracted=True), request(finished=lambda: True)]
+    credit_tokens(scheduler, batch(live, chunked, *gone, extend=True), result())
+    assert credited(live) == [("a", 0)]
+    assert credited(chunked) == []
+    assert [req.customized_info for req in gone] == [None, None]
+    live.output_ids.append(7)
+    credit_tokens(scheduler, batch(live), result())  # plain decoding
+    assert len(credited(live)) == 2
+
+
+STAMPS = st.builds(Stamp, st.sampled_from("ab"), st.integers(0, 1), st.booleans(), st.sampled_from([None, 0, 1]))
+
+
+@given(st.lists(STAMPS, max_size=30), st.lists(st.integers(1, 5), min_size=30, max_size=30))
+def test_spans_are_the_stamps(stamps: list[Stamp], cuts: list[int]) -> None:
+    """However they arrive: in one piece, or as a stream whose events each say all that came before."""
+    state, start, last = Made(customized_info_accumulated={}), 0, {}
+    for cut in cuts:
+        state.customized_info_accumulated[KEY] = stamps[start : start + cut]
+        last = {KEY: "as upstream filled it"}
+        add_versions_to_meta_info(last, state)
+        start += cut
+    told: list[Any] = [None] * len(stamps)
+    ends = [0]
+    for span in last.get("weight_versions", []):
+        assert span["start"] == ends[-1] < span["end"]
+        ends.append(span["end"])
+        values = (span["version"], span["target_version"], span["partial"])
+        told[span["start"] : span["end"]] = [values] * (span["end"] - span["start"])
+    assert told == [stamp[:3] for stamp in stamps]
+    drafted = [stamp.drafter_version for stamp in stamps if stamp.drafter_version is not None]
+    spans = last.get("drafter_versions", [])
+    assert [span["version"] for span in spans for _ in range(span["end"] - span["start"])] == drafted
+    assert all(one["version"] != other["version"] for one, other in pairwise(spans))

@@ -1,0 +1,93 @@
+"""The HTTP routes around publications of the target: SGLang 0.5.23's sessions, the name of a version, the events."""
+
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Body, HTTPException, Request, Response
+from sglang.srt.managers.io_struct import (
+    ContinueGenerationReqInput,
+    PauseGenerationReqInput,
+    UpdateWeightVersionReqInput,
+)
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from tlt_server.api.scheduler import ask, tell, tokenizer_manager
+from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents
+
+router = APIRouter()
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Response:
+    """An answer of the shape that SGLang's update routes have: 400 where it is refused."""
+    try:
+        await asking
+    except HTTPException as error:
+        if error.status_code != 409:
+            raise
+        return as_json({"success": False, "message": error.detail}, 400)
+    return as_json({"success": True, "message": message})
+
+
+@router.post("/begin_weight_update")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def begin_weight_update(selector: Annotated[str | None, Body(embed=True)] = None) -> Response:
+    """Opens a publication of the target that `/end_weight_update` closes."""
+    return await _as_upstream(ask(Begin(selector)), "A weight update is open.")
+
+
+@router.post("/end_weight_update")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def end_weight_update() -> Response:
+    """Closes it: the target's version grows, if anything was written."""
+    return await _as_upstream(ask(End()), "The weight update is complete.")
+
+
+# Three routes of upstream's with the same answers: registered before SGLang's own, they take their place.
+
+
+@router.post("/pause_generation")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def pause_generation(obj: Annotated[PauseGenerationReqInput, Body()], request: Request) -> Any:
+    """The scheduler never learns of a pause that aborts, which is the default, though what is written until generation
+    continues is one publication. And a tokenizer worker that was asked nothing yet would wait for ever."""
+    from sglang.srt.entrypoints import http_server
+
+    tokenizer_manager().auto_create_handle_loop()
+    if obj.mode == "abort":
+        tell(Pausing())
+    return await http_server.pause_generation(obj, request)
+
+
+@router.post("/continue_generation")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def continue_generation(obj: Annotated[ContinueGenerationReqInput, Body()], request: Request) -> Any:
+    """Here too a tokenizer worker that was asked nothing yet would wait for ever."""
+    from sglang.srt.entrypoints import http_server
+
+    tokenizer_manager().auto_create_handle_loop()
+    return await http_server.continue_generation(obj, request)
+
+
+@router.post("/update_weight_version")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def update_weight_version(obj: Annotated[UpdateWeightVersionReqInput, Body()], request: Request) -> Any:
+    """Upstream tells its own process alone; the tokens are credited in the scheduler."""
+    from sglang.srt.entrypoints import http_server
+
+    answer = await http_server.update_weight_version(obj, request)
+    if answer.status_code == 200:
+        await ask(Name(obj.new_version))
+    return answer
+
+
+@router.get("/tlt/v1/events")
+async def events(after: int = 0) -> Response:
+    """What happened after the event of this number, oldest first: a list of the client's `Event`."""
+    answers = await ask(ReadEvents(after))
+    found = [event for answer in answers for event in answer.events or []]
+    return as_json(sorted(found, key=lambda event: event.time))

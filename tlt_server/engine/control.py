@@ -1,0 +1,82 @@
+"""What reaches a scheduler between two steps: our own messages are answered here, upstream's are seen and passed on."""
+
+import logging
+from typing import Any
+
+from sglang.srt.managers.io_struct import (
+    ContinueGenerationReqInput,
+    FlushCacheReqInput,
+    PauseGenerationReqInput,
+    TltReqInput,
+    TltReqOutput,
+)
+
+from tlt_server.engine.crediting import stamping_launched
+from tlt_server.engine.messages import (
+    Answer,
+    Ask,
+    Begin,
+    End,
+    Name,
+    Pausing,
+    ReadEvents,
+    ReadVersions,
+    pack,
+    unpack_ask,
+)
+from tlt_server.errors import UpdateRefused
+
+logger = logging.getLogger(__name__)
+
+
+def dispatch(scheduler: Any, recv_req: Any) -> Any:
+    """Handles one message of a scheduler's; returns what is to be sent back, or None."""
+    with stamping_launched(scheduler):
+        if isinstance(recv_req, TltReqInput):
+            return _answered(scheduler, recv_req)
+        _see(scheduler.weight_updater.state.publications, recv_req)
+        return scheduler._request_dispatcher(recv_req)
+
+
+def _see(publications: Any, recv_req: Any) -> None:
+    """What trainers do around a publication."""
+    if isinstance(recv_req, PauseGenerationReqInput):
+        publications.paused()
+    elif isinstance(recv_req, ContinueGenerationReqInput):
+        publications.continued()
+    elif isinstance(recv_req, FlushCacheReqInput):
+        publications.flushed()
+
+
+def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
+    """The edge beyond which an exception would end the server."""
+    try:
+        ask = unpack_ask(recv_req.body)
+        if isinstance(ask, Pausing):
+            scheduler.weight_updater.state.publications.paused()
+            return None  # nobody waits for an answer: it would be taken for that of another message
+        answer = _answer(scheduler, ask)
+    except UpdateRefused as refused:
+        answer = Answer(refusal=str(refused))
+    except Exception as error:
+        logger.exception("a control message failed")
+        answer = Answer(failure=f"{type(error).__name__}: {error}")
+    return TltReqOutput(body=pack(answer))
+
+
+def _answer(scheduler: Any, ask: Ask) -> Answer:
+    router = scheduler.weight_updater
+    state = router.state
+    match ask:
+        case Begin(selector):
+            router.begin(selector)
+        case End():
+            router.end()
+        case Name(weight_version):
+            state.publications.named(weight_version)
+        case ReadVersions():
+            state.publications.tick()
+        case ReadEvents(after):
+            state.publications.tick()
+            return Answer(events=state.events.after(after))
+    return Answer(versions=state.versions())

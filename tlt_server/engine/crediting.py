@@ -1,0 +1,68 @@
+"""Which weights sampled which token: noted when a step's result is settled, from what was in force at its launch.
+
+Under overlap a step is settled after the next one was launched, and weights may have changed in between. They seldom
+do, so nothing is noted at a launch; when they do, the results that are still under way are stamped with what was in
+force before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tlt_server.engine.state import Stamp
+
+KEY = "weight_versions"
+"""One `Stamp` a token, in a request's `customized_info`: upstream cuts it as it cuts the tokens, for streams too."""
+
+
+@contextmanager
+def stamping_launched(scheduler: Any) -> Iterator[None]:
+    """Whatever changes the weights in force inside: the steps under way keep the stamp of before."""
+    state = scheduler.weight_updater.state
+    before = state.stamp
+    try:
+        yield
+    finally:
+        if state.stamp != before:
+            for _, result in getattr(scheduler, "result_queue", ()):
+                if not hasattr(result, "stamp"):
+                    result.stamp = before
+
+
+def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
+    """Notes for each live request of a result who sampled its tokens, before they are appended to it.
+
+    Args:
+        scheduler: upstream's.
+        batch: its `ScheduleBatch`.
+        result: the batch's `GenerationBatchResult`; the tokens need not have arrived on the CPU.
+    """
+    state = scheduler.weight_updater.state
+    if not scheduler.is_generation or scheduler.ps.attn_tp_rank != 0:
+        return
+    stamp = getattr(result, "stamp", None) or state.stamp
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    for req, count in zip(batch.reqs, _sampled(batch, result), strict=True):
+        if not (req.finished() or req.is_retracted):
+            _credit(req, count, stamp)
+    with stamping_launched(scheduler):
+        state.publications.tick()
+
+
+def _sampled(batch: Any, result: Any) -> list[int]:
+    """How many tokens a result gives each request, as long as its grammar and its end take none back."""
+    if batch.forward_mode.is_extend():
+        return [int(req.inflight_middle_chunks <= 0) for req in batch.reqs]
+    if not batch.forward_mode.is_decode():
+        return [0] * len(batch.reqs)
+    accepted = result.accept_lens
+    return [1] * len(batch.reqs) if accepted is None else accepted.tolist()
+
+
+def _credit(req: Any, count: int, stamp: Stamp) -> None:
+    if req.customized_info is None:
+        req.customized_info = {}
+    stamps = req.customized_info.setdefault(KEY, [])
+    del stamps[len(req.output_ids) :]  # a grammar may have taken back what the step before gave
+    stamps += [stamp] * count

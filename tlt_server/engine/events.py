@@ -1,0 +1,34 @@
+"""What happened to a server's weights, for whoever asks later: trainers, people, the dashboard."""
+
+import logging
+import time
+from collections import deque
+
+from tlt_client.schemas import Event
+
+logger = logging.getLogger(__name__)
+
+Detail = str | int | float | bool | None
+
+
+class EventLog:
+    """The last events of one scheduler process, oldest first.
+
+    replica: the number of its data-parallel replica.
+    kept: how many are remembered.
+    """
+
+    def __init__(self, replica: int = 0, kept: int = 1000) -> None:
+        self._replica = replica
+        self._events: deque[Event] = deque(maxlen=kept)
+        self._next = 1
+
+    def add(self, kind: str, **detail: Detail) -> None:
+        """Notes an event, in the log file too."""
+        self._events.append(Event(self._next, time.time(), kind, self._replica, detail))
+        self._next += 1
+        logger.info("%s: %s", kind, ", ".join(f"{name} {value}" for name, value in detail.items()))
+
+    def after(self, number: int) -> list[Event]:
+        """Those later than the event of this number; 0 for all that are kept."""
+        return [event for event in self._events if event.number > number]

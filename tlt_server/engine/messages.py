@@ -1,0 +1,68 @@
+"""What our HTTP routes and the scheduler say to each other, inside SGLang's own messages, as MessagePack.
+
+    HTTP process ── Ask ──▶ scheduler, on every rank between the same two steps ── Answer, from rank 0 ──▶ HTTP process
+
+Under data parallelism each replica answers for itself. Both ends are of one release, so there is no schema version.
+"""
+
+import msgspec
+from tlt_client.schemas import Event, Versions
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """A session of weight updates begins. `selector` is for its calls that have none."""
+
+    selector: str | None = None
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """The session ends."""
+
+
+class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
+    """Generation is being paused by aborting all, of which upstream does not tell the scheduler. Never answered."""
+
+
+class Name(msgspec.Struct, frozen=True, tag="name"):
+    """The trainer names the weights in force."""
+
+    weight_version: str
+
+
+class ReadVersions(msgspec.Struct, frozen=True, tag="read_versions"):
+    """Which versions are in force?"""
+
+
+class ReadEvents(msgspec.Struct, frozen=True, tag="read_events"):
+    """What happened after the event of this number?"""
+
+    after: int = 0
+
+
+Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one replica answers.
+
+    refusal: why nothing was done; None where it was.
+    failure: what went wrong on our side, where it did.
+    """
+
+    refusal: str | None = None
+    failure: str | None = None
+    versions: Versions | None = None
+    events: list[Event] | None = None
+
+
+def pack(message: Ask | Answer) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def unpack_ask(body: bytes) -> Ask:
+    ask: Ask = msgspec.msgpack.decode(body, type=Ask)
+    return ask
+
+
+def unpack_answer(body: bytes) -> Answer:
+    return msgspec.msgpack.decode(body, type=Answer)

@@ -1,0 +1,173 @@
+"""When one publication of the target begins and ends, told from the calls that trainers make.
+
+Trainers send a target in dozens of calls, and few say where it ends. One publication is
+
+- what lies between `/begin_weight_update` and `/end_weight_update`,
+- else what is written while generation is paused, until it continues,
+- else a run of calls with one `weight_version`, which a flush of the cache, another `weight_version` or a silence ends.
+
+The version grows once for each, when it ends. Tokens sampled before that are of the version to come, and partial. Pure:
+the clock is an argument. Every rank keeps one, of which rank 0's is shown: a silence may end a moment apart on others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from tlt_server.errors import UpdateRefused
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A publication that has ended.
+
+    version: that it made, from 1 on.
+    weight_version: the trainer's name for it; None where it gave none.
+    calls: that wrote.
+    refused: calls that wrote nothing; the publication lacks what they carried.
+    torn: whether a call failed while it was writing.
+    seconds: from the first write to the last.
+    """
+
+    version: int
+    weight_version: str | None
+    calls: int
+    refused: int
+    torn: bool
+    seconds: float
+
+
+@dataclass
+class _Open:
+    """A publication under way; nothing is written yet while `calls` is 0."""
+
+    began: float
+    last: float
+    calls: int = 0
+    refused: int = 0
+    torn: bool = False
+    weight_version: str | None = None
+
+
+@dataclass
+class Publications:
+    """The target's versions.
+
+    weight_version: the trainer's name for the weights in force; at start, SGLang's.
+    silence_s: without a write, after which a run of calls has ended.
+    clock: monotonic seconds.
+    on_published: told of each publication when it ends.
+    """
+
+    weight_version: str
+    silence_s: float
+    clock: Callable[[], float]
+    on_published: Callable[[Published], None]
+    version: int = 0
+    _open: _Open | None = None
+    _paused: bool = False
+    _session: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether a publication is under way: what samples now is neither the old target nor the new one."""
+        return self._open is not None and self._open.calls > 0
+
+    @property
+    def sampling(self) -> tuple[str, int]:
+        """The trainer's and our version of what samples now; of the one to come while it is partial."""
+        if self._open is None or not self.partial:
+            return self.weight_version, self.version
+        return self._open.weight_version or self.weight_version, self.version + 1
+
+    # -- what trainers do --
+
+    def wrote(self, weight_version: str | None, *, torn: bool = False) -> None:
+        """A call has changed weights; `torn` where it failed on the way."""
+        publication = self._joined(weight_version)
+        publication.last = self.clock()
+        if not publication.calls:
+            publication.began = publication.last
+        publication.calls += 1
+        publication.torn |= torn
+
+    def refused(self, weight_version: str | None) -> None:
+        """A call was refused, and has changed nothing."""
+        self._joined(weight_version).refused += 1
+
+    def named(self, weight_version: str) -> None:
+        """The trainer names the weights, apart from the calls that carry them."""
+        self.tick()
+        if self._open:
+            self._open.weight_version = weight_version
+        else:
+            self.weight_version = weight_version
+
+    def begin(self) -> None:
+        """A session begins; what was under way has ended.
+
+        Raises:
+            UpdateRefused: there is one already.
+        """
+        if self._session:
+            raise UpdateRefused("a weight update is open already: POST /end_weight_update ends it")
+        self._close()
+        self._session = True
+
+    def end(self) -> None:
+        """The session ends.
+
+        Raises:
+            UpdateRefused: there is none.
+        """
+        if not self._session:
+            raise UpdateRefused("no weight update is open: POST /begin_weight_update opens one")
+        self._session = False
+        self._close()
+
+    def paused(self) -> None:
+        self.tick()
+        self._paused = True
+
+    def continued(self) -> None:
+        self._paused = False
+        if not self._session:
+            self._close()
+
+    def flushed(self) -> None:
+        if not self._held:
+            self._close()
+
+    def tick(self) -> None:
+        """Lets time pass: a run of calls ends by silence."""
+        if self._open and not self._held and self.clock() - self._open.last >= self.silence_s:
+            self._close()
+
+    # -- within --
+
+    @property
+    def _held(self) -> bool:
+        """Whether the trainer will say where the publication ends."""
+        return self._session or self._paused
+
+    def _joined(self, weight_version: str | None) -> _Open:
+        """The publication that a call with this `weight_version` belongs to."""
+        self.tick()
+        named = self._open.weight_version if self._open else None
+        if not self._held and weight_version and named and weight_version != named:
+            self._close()
+        if self._open is None:
+            self._open = _Open(began=self.clock(), last=self.clock())
+        self._open.weight_version = weight_version or self._open.weight_version
+        return self._open
+
+    def _close(self) -> None:
+        ended, self._open = self._open, None
+        if ended is None or not ended.calls:
+            return
+        self.version += 1
+        self.weight_version = ended.weight_version or self.weight_version
+        seconds = ended.last - ended.began
+        self.on_published(
+            Published(self.version, ended.weight_version, ended.calls, ended.refused, ended.torn, seconds)
+        )
