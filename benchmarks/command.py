@@ -21,7 +21,7 @@ from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.task import problems
 from tlt_server.errors import ConfigError, ServerFailed, TltError
 from tlt_server.launch import has_gpu
-from tlt_server.preflight import check_models
+from tlt_server.preflight import check_models, read_config
 from tlt_server.results import Figures, Result
 
 SEED = 2026
@@ -41,7 +41,10 @@ class Models:
 
         Every prompt differs, and a longer one begins as a shorter one does, so that a server's cache serves both.
         """
-        tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
+        path = self.target / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"model {self.target}: it has no tokenizer.json, so no prompt can be made for it")
+        tokenizer = Tokenizer.from_file(str(path))
         encoded = [tuple(tokenizer.encode(problem.prompt).ids) for problem in problems(count, SEED)]
         return encoded if length is None else [_prolonged(prompt, encoded, length) for prompt in encoded]
 
@@ -58,6 +61,13 @@ def _prolonged(prompt: Tokens, others: Sequence[Tokens], length: int) -> Tokens:
     return tuple(tokens[:length])
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 on, as argparse reads one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
+    return int(text)
+
+
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """The flags that every table's command has."""
     parser = argparse.ArgumentParser(
@@ -72,7 +82,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="where models of that shape are made and kept")
     parser.add_argument("--model-path", type=Path, metavar="FOLDER", help="a real target instead")
     parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="its EAGLE drafter")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured (default: 3)")
+    parser.add_argument("--rounds", type=positive, default=3, help="how often each side is measured (default: 3)")
     parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
     if gpu:
         parser.add_argument(
@@ -103,6 +113,8 @@ def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
         logs = arguments.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         if arguments.model_path:
+            for folder in (arguments.model_path, arguments.drafter):
+                read_config(folder)
             models = Models(arguments.model_path, arguments.drafter)
         else:
             if not has_gpu() and arguments.shape in shapes.SHAPES and arguments.shape != CPU_SHAPE:
@@ -121,6 +133,8 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
     """Measures and keeps the result; ends as a command does: one line for what the user can mend, nothing half done."""
     logging.basicConfig(level=logging.WARNING)
     try:
+        if arguments.json:
+            _check_writable(arguments.json)
         result = measure()
         if arguments.json:
             results.write(result, arguments.json)
@@ -132,6 +146,16 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted; nothing was kept\n")
         raise SystemExit(130) from None
+
+
+def _check_writable(file: Path) -> None:
+    """Before measuring for minutes."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--json {file}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 def main(

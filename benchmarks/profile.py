@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from rich.markdown import Markdown
 
-from benchmarks.command import out, parser, run, workplace
+from benchmarks.command import out, parser, positive, run, workplace
 from benchmarks.comparison import PLAIN
 from benchmarks.decoding import Load
 from benchmarks.profiling import limits
@@ -110,8 +110,8 @@ def _kept(recordings: Recordings, folder: Path, arguments: argparse.Namespace, a
 def main(argv: Sequence[str]) -> None:
     flags = parser("profile", __doc__)
     flags.add_argument("--arm", default="3,1,4", help="num_steps,topk,num_draft_tokens")
-    flags.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128], help="requests in flight")
-    flags.add_argument("--context", type=int, default=64, help="tokens of each prompt")
+    flags.add_argument("--batches", type=positive, nargs="+", default=[1, 32, 128], help="requests in flight")
+    flags.add_argument("--context", type=positive, default=64, help="tokens of each prompt")
     flags.add_argument("--traces", type=Path, metavar="FOLDER", help="keeps the traces")
     flags.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="reads kept traces: no server")
     flags.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="of the card, TB/s; default an H200's")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import accept_length, context, sides, speedup
+from benchmarks import accept_length, command, context, sides, speedup
 from benchmarks.command import Models
 from benchmarks.comparison import PLAIN, Measured, _measure_group, merged, side_figures
 from benchmarks.decoding import Load, Window, steady, windows
@@ -177,20 +177,28 @@ def test_prompts_differ_and_longer_ones_begin_as_shorter_ones() -> None:
     assert len({each[:24] for each in short}) == 4
 
 
-@pytest.mark.parametrize("command", ["speedup", "accept_length", "context"])
+def test_a_result_that_could_not_be_written_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command.parser("speedup", None).parse_args(["--json", "/proc/here/result.json"])
+    with pytest.raises(SystemExit, match="2"):
+        command.run("speedup", arguments, lambda: pytest.fail("it measured"))
+    assert capsys.readouterr().err.startswith("speedup: --json /proc/here/result.json: ")
+
+
+@pytest.mark.parametrize("name", ["speedup", "accept_length", "context"])
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--shape", "qwen3"], "shape qwen3: not known. Choose one of"),
         (["--shape", "qwen2.5-7b"], "--shape qwen2.5-7b needs a GPU, and there is none"),
         (["--model-path", "there"], "--model-path and --drafter go together"),
+        (["--model-path", "there", "--drafter", "here"], "no such folder"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    command: str, flags: Sequence[str], message: str, tmp_path: Path
+    name: str, flags: Sequence[str], message: str, tmp_path: Path
 ) -> None:
     kept = tmp_path / "result.json"
-    words = [sys.executable, "-m", f"benchmarks.{command}", "--json", str(kept), *flags]
+    words = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(kept), *flags]
     ended = subprocess.run(words, capture_output=True, text=True, cwd=Path(sides.__file__).parents[1])
     assert ended.returncode == 2
     assert message in ended.stderr
