@@ -29,19 +29,16 @@ TOKENS = 256
 
 
 def gpu_groups(upstream: bool) -> list[list[Side]]:
-    """What shares the card: five servers of a 7B shape."""
+    """What shares the card: up to five servers of a 7B shape."""
     arms = dict.fromkeys(CHAINS, max(BATCHES)) | TREES
     ours = {arm: Side(name_of(arm), arm, max_batch=most) for arm, most in arms.items()}
     theirs = {arm: replace(side, name=f"upstream_{side.name}", upstream=True) for arm, side in ours.items()}
-    peers = [
-        Side("upstream_plain", upstream=True),
-        # it starts only with the deepest of its depths: buffers are sized by the flags
-        Side("upstream_adaptive", CHAINS[3], upstream=True, flags=("--speculative-adaptive",)),
-    ]
     # a deep chain at the largest batch takes most memory: a shallow one stands beside it
-    pairs = [CHAINS[::3], CHAINS[1:3], list(TREES)[:2], list(TREES)[2:]]
-    groups = [[Side(PLAIN), *(ours[arm] for arm in pair), *(theirs[arm] for arm in pair)] for pair in pairs]
-    groups[-1] += peers
+    together = [CHAINS[::3], CHAINS[1:3], *([tree] for tree in TREES)]
+    groups = [[Side(PLAIN), *(ours[arm] for arm in each), *(theirs[arm] for arm in each)] for each in together]
+    groups[2].append(Side("upstream_plain", upstream=True))
+    # it starts only with the deepest of its depths: buffers are sized by the flags
+    groups[-1].append(Side("upstream_adaptive", CHAINS[3], upstream=True, flags=("--speculative-adaptive",)))
     return [[side for side in group if upstream or not side.upstream] for group in groups]
 
 
