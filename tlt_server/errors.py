@@ -5,7 +5,8 @@ TltError                 anything of ours; its message names the value and the r
 ├── DemoFailed           the demo ran, and what it found is wrong: report it, with its figures
 ├── ServerFailed         a server that we started ended, or never answered: its last log lines, in the message, say why
 ├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
-├── UpdateRefused        weights that do not fit, or come at the wrong time: nothing was changed, the message says why
+├── UpdateRefused        weights that do not fit: nothing was changed; send others, the message says what is wrong
+│   └── OutOfTurn        it comes at the wrong time: ask what is in force, and decide anew
 ├── WireError            what a peer sent is not as agreed, or may not be sent: drop it; the message says what is wrong
 └── ForkError            the fork is not installed, or could not be made: run the command that the message names
     └── PatchError       upstream's file or our patch is not what the series was written for: the message names the file
@@ -42,6 +43,10 @@ class UnsupportedError(TltError):
 
 class UpdateRefused(TltError):
     """An update of weights that was not made."""
+
+
+class OutOfTurn(UpdateRefused):
+    """An update that another one overtook, or that is held back."""
 
 
 class WireError(TltError):

@@ -5,13 +5,15 @@ multi-process files, as SGLang's own metrics do. Three counters are written in t
 included, is derived from them when somebody scrapes, so that a metric more costs nothing per step.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is imported: not before SGLang has chosen
-    from prometheus_client import Counter, Gauge
+    from prometheus_client import Counter, Gauge, Histogram
     from prometheus_client.core import Metric
+    from tlt_client.schemas import Event
 
 
 class Named(NamedTuple):
@@ -43,7 +45,16 @@ ACCEPT_LENGTH = Named(
 TARGET_UPDATES = Named(
     "tlt_target_updates", "Calls that carried weights of the target, by route and outcome: written, or refused"
 )
+WEIGHT_EVENTS = Named("tlt_weight_events", "What happened to the weights, by kind, as GET /tlt/v1/events tells it")
 TARGET_VERSION = Named("tlt_target_version", "Publications of the target that were completed since the server started")
+DRAFTER_VERSION = Named("tlt_drafter_version", "The drafter in force, by its number")
+DRAFTER_STALENESS = Named(
+    "tlt_drafter_staleness", "Publications of the target since the one the drafter was trained on"
+)
+SWAP_SECONDS = Named(
+    "tlt_drafter_swap_seconds",
+    "Seconds of a swap, by stage: staging, beside the decode loop; flip, which decoding waits for",
+)
 
 
 class SpecCounts(NamedTuple):
@@ -135,12 +146,41 @@ def count_target_update(route: str, success: bool) -> None:
 
 
 @cache
-def _target_version() -> "Gauge":
-    from prometheus_client import Gauge
+def _weight_metrics() -> "tuple[Counter, dict[str, Gauge], Histogram]":
+    """Events by kind; the gauges of versions by name; seconds of a swap."""
+    from prometheus_client import Counter, Gauge, Histogram
 
-    return Gauge(TARGET_VERSION.name, TARGET_VERSION.help, multiprocess_mode="mostrecent")
+    gauges = {
+        each.name: Gauge(each.name, each.help, multiprocess_mode="mostrecent")
+        for each in (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS)
+    }
+    seconds = Histogram(SWAP_SECONDS.name, SWAP_SECONDS.help, ["stage"], buckets=SWAP_BUCKETS)
+    return Counter(WEIGHT_EVENTS.name, WEIGHT_EVENTS.help, ["kind"]), gauges, seconds
 
 
-def show_target_version(version: int) -> None:
-    """Shows the version that is in force from now on."""
-    _target_version().set(version)
+SWAP_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+def show_event(event: "Event") -> None:
+    """Shows what an event changes."""
+    events, gauges, seconds = _weight_metrics()
+    events.labels(event.kind).inc()
+    if event.kind == "target_published":
+        gauges[TARGET_VERSION.name].set(_number(event, "version"))
+    elif event.kind in ("drafter_swapped", "drafter_rolled_back"):
+        gauges[DRAFTER_VERSION.name].set(_number(event, "version"))
+    if event.kind == "drafter_swapped":
+        for stage in ("staging", "flip"):
+            seconds.labels(stage).observe(_number(event, f"{stage}_s"))
+
+
+def _number(event: "Event", name: str) -> float:
+    value = event.detail[name]
+    assert isinstance(value, int | float)
+    return value
+
+
+def show_staleness(publications: int | None) -> None:
+    """Shows how many publications of the target the drafter in force has not seen; NaN where nobody knows."""
+    _, gauges, _ = _weight_metrics()
+    gauges[DRAFTER_STALENESS.name].set(math.nan if publications is None else publications)

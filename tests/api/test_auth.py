@@ -13,7 +13,7 @@ def app() -> FastAPI:
     return app
 
 
-READ = {"/metrics", "/tlt/v1/status", "/tlt/v1/events"}
+READ = {"/metrics", "/tlt/v1/status", "/tlt/v1/events", "/tlt/v1/drafter"}
 
 
 def test_what_changes_a_server_asks_for_the_admin_key(app: FastAPI) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tlt_server.api.versions import add_versions_to_meta_info
 from tlt_server.engine.crediting import KEY, credit_tokens, stamping_launched
+from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications
 from tlt_server.engine.state import EngineState, Stamp
 
@@ -34,7 +35,7 @@ def result(*accepted: int) -> Any:
 def scheduler() -> Any:
     """As much of upstream's `Scheduler` as is read, with a step under way where `result_queue` holds one."""
     publications = Publications("a", 2.0, lambda: 0.0, lambda published: None)
-    state = EngineState(publications, events=None, speculation=True)  # type: ignore[arg-type]
+    state = EngineState(publications, EventLog(), drafter=None)
     ps = Made(attn_tp_rank=0)
     return Made(weight_updater=Made(state=state), is_generation=True, ps=ps, result_queue=deque())
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.engine.publications import Publications, Published
-from tlt_server.errors import UpdateRefused
+from tlt_server.errors import OutOfTurn
 
 SILENCE = 2.0
 
@@ -90,7 +90,7 @@ def test_a_publication_says_what_it_lacks() -> None:
 
 @pytest.mark.parametrize("words", ["begin begin", "end", "begin end end"])
 def test_sessions_do_not_nest(words: str) -> None:
-    with pytest.raises(UpdateRefused, match="weight update is open"):
+    with pytest.raises(OutOfTurn, match="weight update is open"):
         Story().tell(*words.split())
 
 
@@ -104,7 +104,7 @@ def told(story: Story, words: list[str], check: Callable[[str], None]) -> None:
     for word in words:
         try:
             story.tell(word)
-        except UpdateRefused:
+        except OutOfTurn:
             assert word in ("begin", "end")
         check(word)
 

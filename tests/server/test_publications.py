@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import CONFIGS, PROMPTS, Servers
-from tests.server.trainer import Trainer, buckets, noisy, tensors_of, while_running
+from tests.server.conftest import PROMPTS, Servers
+from tests.server.trainer import CHAIN, Trainer, buckets, noisy, tensors_of, while_running
 from tlt_server.demo import default_paths
 
 pytestmark = pytest.mark.server
@@ -19,7 +19,7 @@ LONG = {"temperature": 1.0, "max_new_tokens": 400, "ignore_eos": True}
 
 @pytest.fixture
 def trainer(servers: Servers) -> Iterator[Trainer]:
-    trainer = Trainer(servers.get(CONFIGS["eagle3-chain"]))
+    trainer = Trainer(servers.get(CHAIN))
     yield trainer
     trainer.close()
 

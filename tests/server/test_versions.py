@@ -8,14 +8,15 @@ import pytest
 import torch
 from tlt_client import Client, SamplingParams
 
-from tests.server.conftest import CONFIGS, PROMPTS, Servers
-from tests.server.trainer import Trainer, noisy, tensors_of, while_running
+from tests.server.conftest import PROMPTS, Servers
+from tests.server.trainer import CHAIN, DRAFTERS, PLAIN, Trainer, noisy, tensors_of, while_running
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 
 pytestmark = pytest.mark.server
 
 TARGET, _ = default_paths()
+LENGTH = 200
 
 
 @pytest.fixture(scope="module")
@@ -32,46 +33,47 @@ def logprobs(reference: Reference, prompt: str, tokens: tuple[int, ...]) -> torc
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("name", ["eagle-tree", "plain"])
+@pytest.mark.parametrize("flags", [CHAIN, PLAIN], ids=["chain", "plain"])
 def test_every_token_is_credited_to_the_weights_that_sampled_it(
-    servers: Servers, name: str, targets: list[Path]
+    servers: Servers, flags: list[str], targets: list[Path]
 ) -> None:
     """Weights change twice in mid-flight; requests are retracted, so that each token's prefix is of its own weights."""
-    url = servers.get(CONFIGS[name])
+    url = servers.get(flags)
     trainer = Trainer(url)
-    first = trainer.http.get("/tlt/v1/status").json()["versions"]["target"]["version"]
+    before = trainer.http.get("/tlt/v1/status").json()["versions"]
+    first, drafter = before["target"]["version"], (before["drafter"] or {"live": {}})["live"].get("version")
 
     def updates() -> None:
         for k, model in enumerate(targets[1:], 1):
-            time.sleep(0.7)
+            time.sleep(0.35)
             trainer.post("/pause_generation", mode="retract").raise_for_status()
             trainer.tensor(tensors_of(model), weight_version=f"target {k}").raise_for_status()
             trainer.post("/continue_generation").raise_for_status()
 
     with Client(url) as client:
-        sampling = SamplingParams(max_new_tokens=300, ignore_eos=True)
-        given = while_running(lambda: client.generate_batch(PROMPTS, sampling, logprobs=True), updates)
+        sampling = SamplingParams(max_new_tokens=LENGTH, ignore_eos=True)
+        given = while_running(lambda: client.generate_batch(PROMPTS[:8], sampling, logprobs=True), updates)
         trainer.disk(TARGET).raise_for_status()
     trainer.close()
     references = [Reference(model) for model in targets]
     seen: set[int] = set()
-    for prompt, rollout in zip(PROMPTS, given, strict=True):
+    for prompt, rollout in zip(PROMPTS[:8], given, strict=True):
         exact = [logprobs(reference, prompt, rollout.tokens) for reference in references]
         for span in rollout.weight_versions:
             which = span.target_version - first
             seen.add(which)
             assert not span.partial
-            assert span.version == (f"target {which}" if which else "default")
+            assert span.version == (f"target {which}" if which else before["target"]["weight_version"])
             part = slice(span.start, span.end)
             torch.testing.assert_close(torch.tensor(rollout.logprobs[part]), exact[which][part], atol=1e-4, rtol=0)
-        assert rollout.weight_versions[-1].end == 300
+        assert rollout.weight_versions[-1].end == LENGTH
         drafted = [(span.start, span.end, span.version) for span in rollout.drafter_versions]
-        assert drafted == ([] if name == "plain" else [(0, 300, 0)])
+        assert drafted == ([] if flags == PLAIN else [(0, LENGTH, drafter)])
     assert seen == {0, 1, 2}
 
 
 def test_a_stream_says_its_versions_too(servers: Servers) -> None:
-    url = servers.get(CONFIGS["plain"])
+    url = servers.get(PLAIN)
     with Client(url) as client:
         *_, last = client.stream(PROMPTS[0], SamplingParams(max_new_tokens=20, ignore_eos=True))
         versions = client.status().versions
@@ -85,7 +87,17 @@ def test_a_stream_says_its_versions_too(servers: Servers) -> None:
 def test_the_openai_route_is_as_it_was(servers: Servers) -> None:
     """Its answers carry no meta_info; a request credited all the same must not upset it."""
     asked: dict[str, Any] = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 8, "stream": True}
-    with Trainer(servers.get(CONFIGS["plain"])).http as http:
+    with Trainer(servers.get(PLAIN)).http as http:
         answer = http.post("/v1/completions", json=asked)
     assert answer.status_code == 200
     assert answer.text.rstrip().endswith("data: [DONE]")
+
+
+def test_a_server_without_a_drafter_says_so(servers: Servers) -> None:
+    trainer = Trainer(servers.get(PLAIN))
+    assert trainer.http.get("/tlt/v1/drafter").status_code == 404
+    answer = trainer.drafter(DRAFTERS["chain"])
+    assert answer.status_code == 409
+    assert "without a drafter" in answer.json()["message"]
+    assert trainer.http.get("/tlt/v1/status").json()["versions"]["drafter"] is None
+    trainer.close()

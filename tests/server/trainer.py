@@ -14,9 +14,17 @@ import httpx
 import torch
 from safetensors.torch import load_file, save_file
 
+from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.process import free_port
 
 Tensors = dict[str, torch.Tensor]
+
+# The servers of the tests of hot reload: a chain and a tree, EAGLE and EAGLE-3.
+CHAIN = ["--arm", "3,1,4"]
+TREE = ["--drafter", str(eagle3_path()), "--arm", "5,4,16"]
+PLAIN = ["--no-speculation"]
+DRAFTERS = {"chain": default_paths()[1], "tree": eagle3_path()}
+SERVERS = {"chain": CHAIN, "tree": TREE}
 
 torch.multiprocessing.set_sharing_strategy("file_system")  # the server opens shared memory by name
 
@@ -45,6 +53,16 @@ def noisy(model: Path, folder: Path, seed: int, scale: float = 0.02) -> Path:
     return copied(model, folder, {name: moved(tensor) for name, tensor in tensors_of(model).items()})
 
 
+def shuffled(model: Path, folder: Path, seed: int) -> Path:
+    """A model's folder with random weights in it, of the same names and shapes: a drafter that knows nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) * 0.02 if tensor.dim() > 1 else tensor
+        for name, tensor in tensors_of(model).items()
+    }
+    return copied(model, folder, tensors)
+
+
 def buckets(tensors: Tensors, count: int) -> list[Tensors]:
     """The tensors in `count` parts, as trainers send them."""
     names = sorted(tensors)
@@ -66,6 +84,9 @@ class Trainer:
         """Of every parameter, by name, on each rank; the drafter's begin with `draft.`."""
         answer = self.post("/weights_checker", action="checksum").raise_for_status().json()
         return [rank["checksums"] for rank in answer["ranks"]]
+
+    def drafter(self, path: Path, **fields: Any) -> httpx.Response:
+        return self.post("/tlt/v1/drafter/update", path=str(path), **fields)
 
     def disk(self, model: Path, **fields: Any) -> httpx.Response:
         return self.post("/update_weights_from_disk", model_path=str(model), **fields)

@@ -2,9 +2,14 @@
 
 from typing import Any
 
-from fastapi import HTTPException
+import msgspec
+from fastapi import HTTPException, Response
 
 from tlt_server.engine.messages import Answer, Ask, pack, unpack_answer
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def tokenizer_manager() -> Any:
@@ -18,7 +23,7 @@ async def ask(message: Ask) -> list[Answer]:
     """What each data-parallel replica answers; one asks at a time, the others wait.
 
     Raises:
-        HTTPException: 409, a replica refuses; 500, it failed.
+        HTTPException: what a replica refuses, 400; what it refuses for what is in force, 409; where it failed, 500.
     """
     from sglang.srt.managers.io_struct import TltReqInput
 
@@ -26,9 +31,11 @@ async def ask(message: Ask) -> list[Answer]:
     manager.auto_create_handle_loop()
     outputs = await manager.tlt_communicator(TltReqInput(body=pack(message)))
     answers = [unpack_answer(output.body) for output in outputs]
-    for status, said in ((500, [a.failure for a in answers]), (409, [a.refusal for a in answers])):
-        if found := sorted({each for each in said if each}):
-            raise HTTPException(status, "; ".join(found))
+    if failures := sorted({answer.failure for answer in answers if answer.failure}):
+        raise HTTPException(500, "; ".join(failures))
+    if refused := [answer for answer in answers if answer.refusal]:
+        status = 409 if all(answer.out_of_turn for answer in refused) else 400
+        raise HTTPException(status, "; ".join(sorted({str(answer.refusal) for answer in refused})))
     return answers
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Body, HTTPException, Request, Response
 from sglang.srt.managers.io_struct import (
     ContinueGenerationReqInput,
@@ -12,14 +11,10 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from tlt_server.api.scheduler import ask, tell, tokenizer_manager
+from tlt_server.api.scheduler import as_json, ask, tell, tokenizer_manager
 from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents
 
 router = APIRouter()
-
-
-def as_json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Response:
@@ -27,7 +22,7 @@ async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Respon
     try:
         await asking
     except HTTPException as error:
-        if error.status_code != 409:
+        if error.status_code not in (400, 409):
             raise
         return as_json({"success": False, "message": error.detail}, 400)
     return as_json({"success": True, "message": message})

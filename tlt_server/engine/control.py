@@ -12,19 +12,24 @@ from sglang.srt.managers.io_struct import (
 )
 
 from tlt_server.engine.crediting import stamping_launched
+from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.messages import (
     Answer,
     Ask,
     Begin,
+    Commit,
     End,
+    Freeze,
     Name,
+    Offer,
     Pausing,
     ReadEvents,
     ReadVersions,
+    RollBack,
     pack,
     unpack_ask,
 )
-from tlt_server.errors import UpdateRefused
+from tlt_server.errors import OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +62,7 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
             return None  # nobody waits for an answer: it would be taken for that of another message
         answer = _answer(scheduler, ask)
     except UpdateRefused as refused:
-        answer = Answer(refusal=str(refused))
+        answer = Answer(refusal=str(refused), out_of_turn=isinstance(refused, OutOfTurn))
     except Exception as error:
         logger.exception("a control message failed")
         answer = Answer(failure=f"{type(error).__name__}: {error}")
@@ -67,6 +72,7 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
 def _answer(scheduler: Any, ask: Ask) -> Answer:
     router = scheduler.weight_updater
     state = router.state
+    state.publications.tick()
     match ask:
         case Begin(selector):
             router.begin(selector)
@@ -75,8 +81,22 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case Name(weight_version):
             state.publications.named(weight_version)
         case ReadVersions():
-            state.publications.tick()
+            pass
         case ReadEvents(after):
-            state.publications.tick()
             return Answer(events=state.events.after(after))
+        case Offer():
+            _drafter(state).offer(ask)
+        case Commit(version):
+            _drafter(state).commit(version)
+        case RollBack():
+            _drafter(state).roll_back("it was asked for")
+        case Freeze(frozen):
+            _drafter(state).freeze(frozen)
     return Answer(versions=state.versions())
+
+
+def _drafter(state: Any) -> Drafter:
+    drafter: Drafter | None = state.drafter
+    if drafter is None:
+        raise OutOfTurn("this server was started without a drafter")
+    return drafter

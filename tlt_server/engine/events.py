@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from tlt_client.schemas import Event
 
@@ -18,6 +19,9 @@ class EventLog:
     kept: how many are remembered.
     """
 
+    told: Callable[[Event], None] | None = None
+    """Called with each event."""
+
     def __init__(self, replica: int = 0, kept: int = 1000) -> None:
         self._replica = replica
         self._events: deque[Event] = deque(maxlen=kept)
@@ -25,8 +29,11 @@ class EventLog:
 
     def add(self, kind: str, **detail: Detail) -> None:
         """Notes an event, in the log file too."""
-        self._events.append(Event(self._next, time.time(), kind, self._replica, detail))
+        event = Event(self._next, time.time(), kind, self._replica, detail)
+        self._events.append(event)
         self._next += 1
+        if self.told is not None:
+            self.told(event)
         logger.info("%s: %s", kind, ", ".join(f"{name} {value}" for name, value in detail.items()))
 
     def after(self, number: int) -> list[Event]:

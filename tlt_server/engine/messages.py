@@ -39,17 +39,44 @@ class ReadEvents(msgspec.Struct, frozen=True, tag="read_events"):
     after: int = 0
 
 
-Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """A drafter to stage: a file, or a folder that holds one. See the client's `DrafterUpdate`."""
+
+    path: str
+    version: int
+    trained_on: int | None = None
+    sha256: str | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, tag="commit"):
+    """Put the drafter of this version in force, if every rank has it staged."""
+
+    version: int
+
+
+class RollBack(msgspec.Struct, frozen=True, tag="roll_back"):
+    """Put the drafter of before in force."""
+
+
+class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
+    """Hold updates of the drafter back, or let them in again."""
+
+    frozen: bool
+
+
+Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents | Offer | Commit | RollBack | Freeze
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one replica answers.
 
     refusal: why nothing was done; None where it was.
+    out_of_turn: whether it was refused for what is in force, not for what it is.
     failure: what went wrong on our side, where it did.
     """
 
     refusal: str | None = None
+    out_of_turn: bool = False
     failure: str | None = None
     versions: Versions | None = None
     events: list[Event] | None = None

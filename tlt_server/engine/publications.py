@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tlt_server.errors import UpdateRefused
+from tlt_server.errors import OutOfTurn
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -107,10 +107,10 @@ class Publications:
         """A session begins; what was under way has ended.
 
         Raises:
-            UpdateRefused: there is one already.
+            OutOfTurn: there is one already.
         """
         if self._session:
-            raise UpdateRefused("a weight update is open already: POST /end_weight_update ends it")
+            raise OutOfTurn("a weight update is open already: POST /end_weight_update ends it")
         self._close()
         self._session = True
 
@@ -118,10 +118,10 @@ class Publications:
         """The session ends.
 
         Raises:
-            UpdateRefused: there is none.
+            OutOfTurn: there is none.
         """
         if not self._session:
-            raise UpdateRefused("no weight update is open: POST /begin_weight_update opens one")
+            raise OutOfTurn("no weight update is open: POST /begin_weight_update opens one")
         self._session = False
         self._close()
 

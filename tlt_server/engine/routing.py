@@ -22,7 +22,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Loc
 from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.flush import flush_under_load
 from tlt_server.engine.schema import start_schema
-from tlt_server.engine.state import EngineState
+from tlt_server.engine.state import state_of
 from tlt_server.errors import UpdateRefused
 from tlt_server.metrics import count_target_update
 
@@ -45,7 +45,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         fit = TargetFit(runner.model, start_schema(runner)) if fits else None
         self._admission = Admission(runner.model, fit, self.tp_cpu_group)
         self._session_selector: str | None = None
-        self.state = EngineState.of(self.scheduler)
+        self.state = state_of(self.scheduler)
 
     def begin(self, selector: str | None) -> None:
         """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
@@ -84,11 +84,6 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         success, message = _answered(self.tp_worker.destroy_weights_update_group, recv_req)
         return DestroyWeightsUpdateGroupReqOutput(success=success, message=message)
 
-    def flush_cache_after_weight_update(self, recv_req: Any) -> None:
-        if recv_req.flush_cache:
-            flush_under_load(self.scheduler, empty_cache=recv_req.torch_empty_cache)
-            self.state.publications.flushed()
-
     # -- one update --
 
     def _update(self, route: str, recv_req: Any, load: Load) -> Outcome:
@@ -99,10 +94,12 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             self._await_running_step()
             success, message = self._attempt(update, recv_req, load)
             self._note(recv_req.weight_version, success=success, wrote=update.wrote)
-            if success:
-                self.flush_cache_after_weight_update(recv_req)
-            else:
+            if not success:
                 config.model_path = path
+            elif recv_req.flush_cache:
+                flushed, why = _answered(self._flush, recv_req)
+                success, message = flushed, message if flushed else f"Written, but the cache is not flushed: {why}"
+            if not success:
                 logger.error("weight update by %s: %s", route, message)
         if self.tp_worker.ps.tp_rank == 0:
             count_target_update(route, success)
@@ -110,7 +107,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
     def _attempt(self, update: Update, recv_req: Any, load: Load) -> Outcome:
         """Loads, and agrees with the other ranks on what became of it."""
-        success, message = self._to_target(recv_req, load)
+        success, message = _answered(self._to_target(load), recv_req)
         try:
             if update.refusal is None:
                 update.vote(None if success else message)
@@ -121,21 +118,26 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             return False, f"{update.refusal}. Some weights were written before it failed: send the whole update again"
         return False, f"{update.refusal}. No weight was changed"
 
-    def _to_target(self, recv_req: Any, load: Load) -> Outcome:
+    def _to_target(self, load: Load) -> Load:
         """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
         send that know of neither, with or without `disable_draft_model`."""
-        try:
-            selector = recv_req.selector or self._session_selector or "target"
-            _check_selector(selector)
-        except UpdateRefused as refused:
-            return False, str(refused)
-        return _answered(load, recv_req)
+
+        def load_selected(recv_req: Any) -> Outcome:
+            _check_selector(recv_req.selector or self._session_selector)
+            return load(recv_req)
+
+        return load_selected
 
     def _note(self, weight_version: str | None, *, success: bool, wrote: bool) -> None:
         if success or wrote:
             self.state.publications.wrote(weight_version, torn=not success)
         else:
             self.state.publications.refused(weight_version)
+
+    def _flush(self, recv_req: Any) -> Outcome:
+        self.state.publications.flushed()
+        flush_under_load(self.scheduler, empty_cache=recv_req.torch_empty_cache)
+        return True, ""
 
     def _load_tensors(self, recv_req: Any) -> Outcome:
         """As upstream's worker does, with the tensors in hand before the first is written."""

@@ -7,6 +7,7 @@ belongs to a server that `tlt-server serve` started.
     sys.modules["sgl_kernel"]         it has no CPU build; the CPU engine's kernels stand in for it
     torchvision's nms and qnms        a torchvision built for CUDA does not register them beside a CPU build of torch
     attention backend "torch_native"  upstream's knows neither tree masks nor multi-step drafting
+    the scheduler's EAGLE worker      upstream's drafter stays what it was at start
     the scheduler's weight updater    upstream's loads a target into the drafter too, and fails by ending the server
     load_weights of the target        upstream's takes tensors that do not fit (engine/admission.py)
 """
@@ -38,6 +39,7 @@ __all__ = [
     "dispatch",
     "draft_backends",
     "draft_extend_backends",
+    "eagle_worker_class",
     "filter_target_probs",
     "forbid_early_stop",
     "install",
@@ -61,6 +63,13 @@ def weight_updater_class() -> type:
     from tlt_server.engine.routing import WeightRouter
 
     return WeightRouter
+
+
+def eagle_worker_class() -> type:
+    """What a scheduler drafts and verifies with under EAGLE and EAGLE-3."""
+    from tlt_server.engine.worker import EagleWorker
+
+    return EagleWorker
 
 
 def dispatch(scheduler: Any, recv_req: Any) -> Any:

@@ -1,15 +1,17 @@
 """What hot reload knows in one scheduler process."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tlt_client.schemas import TargetVersion, Versions
+from tlt_client.schemas import DrafterVersion, Event, TargetVersion, Versions
 
 from tlt_server.config import ServerConfig
+from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
-from tlt_server.metrics import show_target_version
+from tlt_server.metrics import show_event, show_staleness
 
 
 class Stamp(NamedTuple):
@@ -30,37 +32,64 @@ class EngineState:
 
     publications: Publications
     events: EventLog
-    speculation: bool
-
-    @classmethod
-    def of(cls, scheduler: Any) -> "EngineState":
-        """The state of a scheduler that has just loaded its models."""
-        events = EventLog(scheduler.ps.dp_rank or 0)
-        shown = scheduler.ps.tp_rank == 0
-
-        def published(publication: Published) -> None:
-            events.add(
-                "target_published",
-                version=publication.version,
-                weight_version=publication.weight_version,
-                calls=publication.calls,
-                refused=publication.refused,
-                torn=publication.torn,
-                seconds=publication.seconds,
-            )
-            if shown:
-                show_target_version(publication.version)
-
-        silence_s = ServerConfig.from_environment().publication_silence_s
-        publications = Publications(scheduler.server_args.weight_version, silence_s, time.monotonic, published)
-        return cls(publications, events, scheduler.draft_worker is not None)
+    drafter: Drafter | None
 
     @property
     def stamp(self) -> Stamp:
         weight_version, version = self.publications.sampling
-        return Stamp(weight_version, version, self.publications.partial, 0 if self.speculation else None)
+        drafter = None if self.drafter is None else self.drafter.live.version
+        return Stamp(weight_version, version, self.publications.partial, drafter)
 
     def versions(self) -> Versions:
         """What is in force, as our routes show it."""
         target = self.publications
-        return Versions(TargetVersion(target.version, target.weight_version, target.partial))
+        drafter = None if self.drafter is None else self.drafter.describe()
+        return Versions(TargetVersion(target.version, target.weight_version, target.partial), drafter)
+
+    def show(self, event: Event) -> None:
+        """Shows an event in the metrics, and how many publications the drafter is behind since."""
+        show_event(event)
+        if self.drafter is not None:
+            trained_on = self.drafter.live.trained_on
+            show_staleness(None if trained_on is None else self.publications.version - trained_on)
+
+
+def state_of(scheduler: Any) -> EngineState:
+    """The state of upstream's `Scheduler`, its models loaded."""
+    events = EventLog(scheduler.ps.dp_rank or 0)
+    silence_s = ServerConfig.from_environment().publication_silence_s
+    publications = Publications(
+        scheduler.server_args.weight_version, silence_s, time.monotonic, lambda published: _note(events, published)
+    )
+    state = EngineState(publications, events, _drafter(scheduler, events))
+    if scheduler.ps.tp_rank == 0:
+        events.told = state.show
+    return state
+
+
+def _note(events: EventLog, published: Published) -> None:
+    events.add(
+        "target_published",
+        version=published.version,
+        weight_version=published.weight_version,
+        calls=published.calls,
+        refused=published.refused,
+        torn=published.torn,
+        seconds=round(published.seconds, 6),
+    )
+
+
+def _drafter(scheduler: Any, events: EventLog) -> Drafter | None:
+    weights = getattr(scheduler.draft_worker, "weights", None)
+    if weights is None:
+        return None
+
+    def between_steps() -> AbstractContextManager[Any]:
+        """Forwards run on a stream of their own under overlap: what is copied there falls between two of them."""
+        context: AbstractContextManager[Any] = (
+            scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext()
+        )
+        return context
+
+    start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
+    return Drafter(weights, scheduler.tp_cpu_group, between_steps, events, start)

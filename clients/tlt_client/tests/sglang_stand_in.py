@@ -39,6 +39,15 @@ EVENT: Json = {
 }
 
 
+DRAFTER: Json = {
+    "live": {"version": 4, "path": "/d/4", "trained_on": 2, "sha256": "ab"},
+    "previous": None,
+    "staging": {"version": 5, "ready": False},
+    "newest": 4,
+    "frozen": False,
+}
+
+
 class StandIn(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
@@ -182,6 +191,10 @@ def control(handler: Handler, fields: Json) -> None:
         "/health": (200, ""),
         "/abort_request": (200, ""),
         "/tlt/v1/events?after=2": (200, [EVENT]),
+        "/tlt/v1/drafter": (200, DRAFTER),
+        "/tlt/v1/drafter/update": (200, DRAFTER),
+        "/tlt/v1/drafter/freeze": (200, DRAFTER),
+        "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),
         "/begin_weight_update": (200, {"success": True, "message": "open"}),
         "/end_weight_update": (400, {"success": False, "message": "no weight update is open"}),
         "/flush_cache?timeout=0.0": (200, "Cache flushed.\n"),

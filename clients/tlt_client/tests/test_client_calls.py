@@ -9,13 +9,15 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from sglang_stand_in import EVENT, STATUS, drop_after_reading, rollout, says, serving, until_aborted, well
+from sglang_stand_in import DRAFTER, EVENT, STATUS, drop_after_reading, rollout, says, serving, until_aborted, well
 
 from tlt_client import (
     AsyncClient,
     BadRequest,
     Client,
+    Drafter,
     DrafterSpan,
+    DrafterUpdate,
     Event,
     InvalidArgument,
     ProtocolError,
@@ -25,6 +27,7 @@ from tlt_client import (
     Status,
     TargetSpan,
     Timeout,
+    VersionConflict,
 )
 from tlt_client.schemas import Arm
 
@@ -240,6 +243,19 @@ def test_the_routes_around_weights(connect: Connect) -> None:
     with serving() as server:
         client = connect(server.url, api_key="user", admin_key="admin")
         assert client.events(2) == [msgspec.convert(EVENT, Event)]
+        for given in (
+            client.drafter(),
+            client.update_drafter(DrafterUpdate("/d/4", version=4, trained_on=2)),
+            client.freeze_drafter(),
+        ):
+            assert given == msgspec.convert(DRAFTER, Drafter)
+        with pytest.raises(VersionConflict, match="no drafter to go back to"):
+            client.roll_back_drafter()
+        assert server.other[-3:] == [
+            ("POST", "/tlt/v1/drafter/update", {"path": "/d/4", "version": 4, "trained_on": 2}, "Bearer admin"),
+            ("POST", "/tlt/v1/drafter/freeze", {"frozen": True}, "Bearer admin"),
+            ("POST", "/tlt/v1/drafter/rollback", {}, "Bearer admin"),
+        ]
         client.begin_weight_update()
         client.begin_weight_update("target")
         with pytest.raises(BadRequest, match="no weight update is open"):

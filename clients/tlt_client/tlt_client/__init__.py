@@ -21,7 +21,7 @@ from tlt_client.errors import (
 from tlt_client.flow import Retry
 from tlt_client.rollouts import Chunk, DrafterSpan, FinishReason, Rollout, SpecCounts, TargetSpan
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Event, Status, Versions
+from tlt_client.schemas import Drafter, DrafterUpdate, DrafterVersion, Event, Status, Versions
 from tlt_client.wire import Prompt
 
 __all__ = [
@@ -31,7 +31,10 @@ __all__ = [
     "Chunk",
     "Client",
     "ConnectionLost",
+    "Drafter",
     "DrafterSpan",
+    "DrafterUpdate",
+    "DrafterVersion",
     "Event",
     "FinishReason",
     "InvalidArgument",

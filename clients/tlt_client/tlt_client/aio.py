@@ -12,7 +12,7 @@ from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Event, Status
+from tlt_client.schemas import Drafter, DrafterUpdate, Event, Status
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -141,6 +141,18 @@ class AsyncClient:
 
     async def events(self, after: int = 0) -> list[Event]:
         return await self._run(self._session.events(after))
+
+    async def drafter(self) -> Drafter:
+        return await self._run(self._session.drafter())
+
+    async def update_drafter(self, update: DrafterUpdate, *, within_s: float = 120.0) -> Drafter:
+        return await self._run(self._session.update_drafter(update, within_s))
+
+    async def roll_back_drafter(self) -> Drafter:
+        return await self._run(self._session.roll_back_drafter())
+
+    async def freeze_drafter(self, frozen: bool = True) -> Drafter:
+        return await self._run(self._session.freeze_drafter(frozen))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:
         await self._run(self._session.begin_weight_update(selector))

@@ -11,7 +11,7 @@ import httpx
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Event, Status
+from tlt_client.schemas import Drafter, DrafterUpdate, Event, Status
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -172,6 +172,25 @@ class Client:
     def events(self, after: int = 0) -> list[Event]:
         """What happened to the weights after the event of this number, as far back as the server remembers."""
         return self._run(self._session.events(after))
+
+    def drafter(self) -> Drafter:
+        """Which drafter is in force. BadRequest (404) from a server without one."""
+        return self._run(self._session.drafter())
+
+    def update_drafter(self, update: DrafterUpdate, *, within_s: float = 120.0) -> Drafter:
+        """Puts another drafter in force, without a pause; returns when it is. Harmless to send again with its version.
+
+        BadRequest: it is not a drafter for this server. VersionConflict: it is too old, or was overtaken.
+        """
+        return self._run(self._session.update_drafter(update, within_s))
+
+    def roll_back_drafter(self) -> Drafter:
+        """Puts the drafter of before in force. VersionConflict if there is none. Sent once: a lost answer is raised."""
+        return self._run(self._session.roll_back_drafter())
+
+    def freeze_drafter(self, frozen: bool = True) -> Drafter:
+        """Holds updates of the drafter back, or lets them in again."""
+        return self._run(self._session.freeze_drafter(frozen))
 
     def begin_weight_update(self, selector: str | None = None) -> None:
         """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""

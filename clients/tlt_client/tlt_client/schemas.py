@@ -57,10 +57,66 @@ class TargetVersion(msgspec.Struct, frozen=True):
     """Whether a publication is under way: what is sampled now is from neither the old target nor the new one."""
 
 
+class DrafterVersion(msgspec.Struct, frozen=True):
+    """A drafter."""
+
+    version: int
+    """Its number for ever; 0 is the one that the server was started with."""
+    path: str
+    """Where the server read it."""
+    trained_on: int | None
+    """The target's version that it was trained on, if its trainer said."""
+    sha256: str | None
+    """Of its file; None for the one that the server was started with."""
+
+
+class Staging(msgspec.Struct, frozen=True):
+    """A drafter on its way."""
+
+    version: int
+    ready: bool
+    """Whether it was read and checked, well or not, by the rank that answers."""
+
+
+class Drafter(msgspec.Struct, frozen=True):
+    """`GET /tlt/v1/drafter`."""
+
+    live: DrafterVersion
+    """The one in force."""
+    previous: DrafterVersion | None
+    """The one that a rollback brings back."""
+    staging: Staging | None
+    newest: int
+    """The highest version that was ever in force: one that is offered must be above it."""
+    frozen: bool
+    """Whether updates are held back."""
+
+
+class DrafterUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`POST /tlt/v1/drafter/update`: a drafter for the server to read, check and put in force."""
+
+    path: str
+    """On the server's machine: a safetensors file, or a folder that holds one. It must not change until answered."""
+    version: int | None = None
+    """Above every one before; None: the next. Offering a version again changes nothing."""
+    trained_on: int | None = None
+    """The target's version that it was trained on."""
+    sha256: str | None = None
+    """What the file's must be, in hexadecimal."""
+
+
+class DrafterFreeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /tlt/v1/drafter/freeze`."""
+
+    frozen: bool = True
+
+
 class Versions(msgspec.Struct, frozen=True):
     """The weights in force."""
 
     target: TargetVersion
+    drafter: Drafter | None = None
+    """None where the server was started without one."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -71,7 +127,8 @@ class Event(msgspec.Struct, frozen=True):
     time: float
     """Seconds since 1970."""
     kind: str
-    """`target_published`, and others in later versions."""
+    """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; later versions have
+    others."""
     replica: int
     """Of data parallelism; 0 without it."""
     detail: dict[str, str | int | float | bool | None]

@@ -13,7 +13,7 @@ from tlt_client import errors, wire
 from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Sample
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Event, Status
+from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate, Event, Status
 from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
 
@@ -128,6 +128,26 @@ class Session:
     def events(self, after: int) -> Flow[list[Event]]:
         body = yield from self.policy.ask(self._control("GET", f"/tlt/v1/events?after={after}"))
         return wire.decode(list[Event], body, "/tlt/v1/events")
+
+    def drafter(self) -> Flow[Drafter]:
+        return (yield from self._drafter("GET", "/tlt/v1/drafter"))
+
+    def update_drafter(self, update: DrafterUpdate, within_s: float) -> Flow[Drafter]:
+        return (yield from self._drafter("POST", "/tlt/v1/drafter/update", update, within_s))
+
+    def roll_back_drafter(self) -> Flow[Drafter]:
+        body = yield from self.policy.fetch(self._control("POST", "/tlt/v1/drafter/rollback"))
+        return wire.decode(Drafter, body, "/tlt/v1/drafter/rollback")
+
+    def freeze_drafter(self, frozen: bool) -> Flow[Drafter]:
+        return (yield from self._drafter("POST", "/tlt/v1/drafter/freeze", DrafterFreeze(frozen)))
+
+    def _drafter(
+        self, method: str, path: str, fields: msgspec.Struct | None = None, more_s: float = 0
+    ) -> Flow[Drafter]:
+        body = None if fields is None else msgspec.json.encode(fields)
+        answer = yield from self.policy.ask(self._control(method, path, body, more_s))
+        return wire.decode(Drafter, answer, path)
 
     def begin_weight_update(self, selector: str | None) -> Flow[None]:
         fields = wire.encode({} if selector is None else {"selector": selector})

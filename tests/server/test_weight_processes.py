@@ -9,14 +9,17 @@ import torch
 from tlt_client import Client, SamplingParams
 
 from tests.server.conftest import EAGLE3, PROMPTS, Servers, greedy
-from tests.server.trainer import Trainer, changed, noisy, tensors_of
-from tlt_server.demo import default_paths
+from tests.server.trainer import Trainer, changed, copied, noisy, shuffled, tensors_of, while_running
+from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 
 pytestmark = pytest.mark.server
 
 TARGET, _ = default_paths()
 GREEDY = SamplingParams(temperature=0, max_new_tokens=32)
+# Upstream looks for the limit before it looks for the end: where both fall into one verify pass, what follows the end
+# of the sequence is returned too, so that the output depends on the drafter.
+ENDLESS = SamplingParams(temperature=0, max_new_tokens=48, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,36 @@ def test_ranks_follow_the_target_together(two_ranks: Trainer, moved: Path) -> No
     assert two_ranks.disk(TARGET).status_code == 200
 
 
+def test_ranks_swap_the_drafter_together(two_ranks: Trainer, tmp_path: Path) -> None:
+    """Swaps while they decode; a NaN in the shard of one of them keeps both from swapping."""
+    start = eagle3_path()
+    good, useless = noisy(start, tmp_path / "good", 1, scale=0.005), shuffled(start, tmp_path / "useless", 2)
+    before = two_ranks.checksums()
+    with Client(str(two_ranks.http.base_url)) as client:
+        expected = [rollout.tokens for rollout in client.generate_batch(PROMPTS, ENDLESS)]
+
+        def swaps() -> None:
+            for drafter in [good, useless, start] * 8:
+                two_ranks.drafter(drafter).raise_for_status()
+
+        rounds = while_running(lambda: [client.generate_batch(PROMPTS, ENDLESS) for _ in range(6)], swaps)
+    assert all([rollout.tokens for rollout in given] == expected for given in rounds)
+    assert two_ranks.checksums() == before
+    tensors = tensors_of(start)
+    for row in (0, -1):  # of the first rank's shard, and of the last one's
+        bad = tensors["layers.0.self_attn.q_proj.weight"].clone()
+        bad[row] = float("nan")
+        model = copied(start, tmp_path / f"nan{row}", tensors | {"layers.0.self_attn.q_proj.weight": bad})
+        answer = two_ranks.drafter(model)
+        assert answer.status_code == 400
+        assert "holds NaN" in answer.json()["message"]
+        assert two_ranks.checksums() == before
+    two_ranks.drafter(useless).raise_for_status()
+    assert {name for name in changed(before, two_ranks.checksums()) if not name.startswith("draft.")} == set()
+    assert two_ranks.post("/tlt/v1/drafter/rollback").status_code == 200
+    assert two_ranks.checksums() == before
+
+
 def test_replicas_and_tokenizer_workers_know_the_version(two_replicas: Trainer, moved: Path) -> None:
     """Whichever process answers."""
 
@@ -85,8 +118,10 @@ def test_replicas_and_tokenizer_workers_know_the_version(two_replicas: Trainer, 
         rollouts = client.generate_batch(PROMPTS, GREEDY)
     spans = {(span.version, span.target_version) for rollout in rollouts for span in rollout.weight_versions}
     assert spans == {("moved", 1)}
+    for _ in range(4):  # whichever tokenizer worker leads it through
+        assert two_replicas.drafter(default_paths()[1]).status_code == 200
     events = two_replicas.http.get("/tlt/v1/events").json()
-    assert sorted((event["kind"], event["replica"]) for event in events) == [
-        ("target_published", 0),
-        ("target_published", 1),
-    ]
+    swaps = [(event["replica"], event["detail"]["version"]) for event in events if event["kind"] == "drafter_swapped"]
+    assert sorted(swaps) == [(replica, version) for replica in (0, 1) for version in (1, 2, 3, 4)]
+    events = [event for event in events if event["kind"] == "target_published"]
+    assert sorted(event["replica"] for event in events) == [0, 1]

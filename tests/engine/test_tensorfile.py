@@ -1,0 +1,97 @@
+"""Our reader of safetensors reads what the library writes, and refuses what it would not have written."""
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from tlt_server.engine.tensorfile import DTYPES, TensorFile
+from tlt_server.errors import UpdateRefused
+
+ON_FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+NAMES = st.text("abcdé./ ", min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 4), max_size=3)
+TENSORS = st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(list(DTYPES.values()))), max_size=5)
+
+
+def random(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(0, 2, shape).to(dtype)
+
+
+@ON_FILES
+@given(TENSORS, st.booleans())
+def test_what_the_library_writes_is_read(tmp_path: Path, specs: dict[str, tuple[list[int], torch.dtype]], meta: bool):
+    tensors = {name: random(*spec) for name, spec in specs.items()}
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(save(tensors, {"format": "pt"} if meta else None))
+    read = TensorFile(file)
+    assert read.sha256() == hashlib.sha256(file.read_bytes()).hexdigest()
+    found = read.tensors()
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+WHOLE = save({"a": torch.arange(12.0).reshape(3, 4), "b": torch.arange(5), "c": torch.ones(3, dtype=torch.bfloat16)})
+
+
+@ON_FILES
+@given(st.data())
+def test_a_damaged_file_is_refused_or_read_within_its_bounds(tmp_path: Path, data: st.DataObject) -> None:
+    """Cut anywhere, or with any byte changed: never an error of another kind."""
+    damaged = bytearray(WHOLE)
+    if data.draw(st.booleans()):
+        del damaged[data.draw(st.integers(0, len(WHOLE) - 1)) :]
+    else:
+        at = data.draw(st.integers(0, len(WHOLE) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(damaged)
+    with contextlib.suppress(UpdateRefused):
+        found = TensorFile(file).tensors()
+        assert all(tensor.numel() * tensor.itemsize <= len(damaged) for tensor in found.values())
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 50, len(WHOLE) - 1])
+def test_every_cut_is_refused(tmp_path: Path, length: int) -> None:
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(WHOLE[:length])
+    with pytest.raises(SafetensorError), safe_open(file, "pt"):
+        pass
+    with pytest.raises(UpdateRefused, match=r"cut short|not a safetensors"):
+        TensorFile(file).tensors()
+
+
+def test_tensors_may_lie_anywhere(tmp_path: Path) -> None:
+    """The format does not align them."""
+    header = (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"I64","shape":[],"data_offsets":[1,9]}}'
+    )
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\x05" + (7).to_bytes(8, "little"))
+    found = TensorFile(file).tensors()
+    assert (found["a"].item(), found["b"].item()) == (5, 7)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UpdateRefused, match="no such file"):
+            TensorFile(path)
+
+
+def test_the_bytes_are_its_own(tmp_path: Path) -> None:
+    """Whatever becomes of the file: one that was mapped would end the process when it is cut short."""
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(WHOLE)
+    read = TensorFile(file)
+    file.write_bytes(b"")
+    assert torch.equal(read.tensors()["b"], torch.arange(5))

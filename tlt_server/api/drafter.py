@@ -1,0 +1,86 @@
+"""The HTTP routes of the drafter: which one is in force, another one, the one before, none other for now.
+
+The route that takes an update leads it through: the schedulers answer each step at once, and are asked again. If this
+process dies on the way, the drafter in force stays, and the next update overtakes the one that was left.
+"""
+
+import asyncio
+import time
+from typing import TypeVar
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Request, Response
+from sglang.srt.utils.auth import AuthLevel, auth_level
+from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate
+
+from tlt_server.api.scheduler import as_json, ask
+from tlt_server.engine.messages import Answer, Commit, Freeze, Offer, ReadVersions, RollBack
+
+router = APIRouter()
+
+T = TypeVar("T")
+STAGING_S = 120.0
+"""How long staging may take before its caller is told that it is not over."""
+PAUSE_S = 0.01
+
+
+def _drafters(answers: list[Answer]) -> list[Drafter]:
+    found = [answer.versions.drafter for answer in answers if answer.versions and answer.versions.drafter]
+    if not found:
+        raise HTTPException(404, "this server was started without a drafter")
+    return found
+
+
+def _next(answers: list[Answer]) -> int:
+    """A version above all, on all replicas."""
+    return 1 + max(each.staging.version if each.staging else each.newest for each in _drafters(answers))
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HTTPException(400, str(error)) from error
+
+
+@router.get("/tlt/v1/drafter")
+async def drafter() -> Response:
+    """The client's `Drafter`; under data parallelism that of the first replica."""
+    return as_json(_drafters(await ask(ReadVersions()))[0])
+
+
+@router.post("/tlt/v1/drafter/update")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def update(request: Request) -> Response:
+    """Puts another drafter in force on every rank, and answers when it is: the client's `Drafter`.
+
+    400: it is not a drafter for this server. 409: an older version, or one that was overtaken. 504: not staged in time;
+    it may be put in force by offering it again.
+    """
+    wanted = await _body(request, DrafterUpdate)
+    version = _next(await ask(ReadVersions())) if wanted.version is None else wanted.version
+    answers = await ask(Offer(wanted.path, version, wanted.trained_on, wanted.sha256))
+    until = time.monotonic() + STAGING_S
+    while any(each.live.version != version for each in _drafters(answers)):
+        if time.monotonic() > until:
+            raise HTTPException(504, f"version {version} is not staged after {STAGING_S:.0f} s")
+        await asyncio.sleep(PAUSE_S)
+        answers = await ask(ReadVersions())
+        if all(each.staging is None or each.staging.ready for each in _drafters(answers)):
+            answers = await ask(Commit(version))
+    return as_json(_drafters(answers)[0])
+
+
+@router.post("/tlt/v1/drafter/rollback")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def rollback() -> Response:
+    """Puts the drafter of before in force. 409: there is none."""
+    return as_json(_drafters(await ask(RollBack()))[0])
+
+
+@router.post("/tlt/v1/drafter/freeze")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def freeze(request: Request) -> Response:
+    """Holds updates back, or lets them in again."""
+    wanted = await _body(request, DrafterFreeze)
+    return as_json(_drafters(await ask(Freeze(wanted.frozen)))[0])

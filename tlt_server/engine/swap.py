@@ -1,0 +1,211 @@
+"""The drafter's weights, three times: live, staged, previous. A swap copies between them and into nothing else.
+
+The live tensors keep their storages, so CUDA graphs that were captured over them stay valid. What the drafter shares
+with the target (the embedding, for EAGLE the head too) is no part of any of the three: it cannot be written here.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tlt_server.engine.schema import Schema, Spec, start_schema
+from tlt_server.engine.shadow import shadow_of
+from tlt_server.engine.tensorfile import TensorFile
+from tlt_server.errors import UpdateRefused
+
+Tensors = Mapping[str, torch.Tensor]
+
+# What a drafter's tensors do not show by their shapes.
+ARCHITECTURE = (
+    "architectures",
+    "draft_vocab_size",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_theta",
+    "vocab_size",
+)
+
+
+class Staged(NamedTuple):
+    """What was read from a file.
+
+    sha256: of the file, in hexadecimal.
+    """
+
+    sha256: str
+
+
+class DrafterWeights:
+    """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target.
+
+    One thread at a time may call `stage`; `flip` and `flip_back` belong between two steps.
+    """
+
+    def __init__(self, draft_worker: Any) -> None:
+        runner = draft_worker.draft_runner
+        target = draft_worker.target_worker.model_runner.model
+        shared = {id(parameter) for parameter in target.parameters()}
+        self._config = _raw_config(runner.model_config)
+        self._target_vocab = int(draft_worker.target_worker.model_runner.model_config.vocab_size)
+        self._quantized = runner.model_config.quantization is not None
+        self._schema = start_schema(runner)
+        self._left_out = _names_of_shared(runner.model, shared)
+        # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
+        self._shadow = shadow_of(
+            runner.model, lambda p: torch.empty_like(p, device="meta") if id(p) in shared else p.data.clone()
+        )
+        owned = [(p.data, s.data) for p, s in _pairs(runner.model, self._shadow) if not s.is_meta]
+        self._live, self._staged = [live for live, _ in owned], [staged for _, staged in owned]
+        self._hot: torch.Tensor | None = draft_worker.hot_token_id
+        if self._hot is not None:
+            self._live.append(self._hot)
+            self._staged.append(self._hot.clone())
+        self._previous = [torch.empty_like(live) for live in self._live]
+        self._device = self._live[0].device
+
+    # -- off the hot path --
+
+    @torch.no_grad()
+    def stage(self, path: Path, sha256: str | None) -> Staged:
+        """Reads, checks and loads a drafter beside the live one.
+
+        Args:
+            path: a safetensors file, or a folder that holds one.
+            sha256: what the file's must be, in hexadecimal.
+
+        Raises:
+            UpdateRefused: it is not a drafter for this server; the message says why.
+        """
+        file = TensorFile(self._file(path))
+        found = file.sha256()
+        if sha256 is not None and found != sha256.lower():
+            raise UpdateRefused(f"{path}: its sha256 is {found}, not {sha256.lower()}")
+        tensors = file.tensors()
+        self._check(tensors)
+        with self._aside():
+            self._shadow.load_weights([item for item in tensors.items() if not self._is_left_out(item[0])])
+            if self._hot is not None:
+                self._staged[-1].copy_(self._token_map())
+            self._check_finite()
+        return Staged(found)
+
+    def _file(self, path: Path) -> Path:
+        if not path.is_dir():
+            return path
+        self._check_config(path / "config.json")
+        files = sorted(path.glob("*.safetensors"))
+        if len(files) != 1:
+            raise UpdateRefused(f"{path}: it holds {len(files)} safetensors files, a drafter is one")
+        return files[0]
+
+    def _check_config(self, path: Path) -> None:
+        try:
+            config = json.loads(path.read_text())
+        except FileNotFoundError:
+            return  # then the names and shapes speak for it
+        except ValueError as error:
+            raise UpdateRefused(f"{path}: not JSON ({error})") from error
+        for key in ARCHITECTURE:
+            ours, theirs = self._config.get(key), config.get(key)
+            if None not in (ours, theirs) and ours != theirs:
+                raise UpdateRefused(f"{path}: {key} is {theirs}, the drafter's is {ours}")
+
+    def _check(self, tensors: Tensors) -> None:
+        if self._quantized:
+            raise UpdateRefused("the drafter is quantized: what it holds in memory is not what a checkpoint holds")
+        if self._schema is None:
+            raise UpdateRefused(
+                "the drafter was not loaded from a checkpoint, so there is nothing to check this against"
+            )
+        wrong = [f"{name} is missing" for name in self._required(self._schema) if name not in tensors]
+        for name, tensor in tensors.items():
+            expected = self._schema.get(name)
+            if expected is None and not self._is_left_out(name):
+                wrong.append(f"{name} is not a tensor of this drafter")
+            elif expected is not None and (why := expected.misfit(Spec.of(tensor))):
+                wrong.append(f"{name}: {why}")
+        if wrong:
+            more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+            raise UpdateRefused("; ".join(wrong[:3]) + more)
+
+    def _required(self, schema: Schema) -> list[str]:
+        return [name for name in schema if not self._is_left_out(name)]
+
+    def _is_left_out(self, name: str) -> bool:
+        """Names of what is shared with the target, whose values are not the drafter's, and of EAGLE-3's t2d, which
+        only its training needs."""
+        return name == "t2d" or name.removeprefix("model.") in self._left_out
+
+    def _token_map(self) -> torch.Tensor:
+        """The target's token for each of the drafter's: [draft vocab] int64."""
+        tokens: torch.Tensor = self._shadow.hot_token_id
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._target_vocab:
+            raise UpdateRefused(f"d2t leads outside of the target's vocabulary, 0 to {self._target_vocab - 1}")
+        return tokens
+
+    def _check_finite(self) -> None:
+        """On the device, where it costs one pass over memory; after the cast to the drafter's dtype."""
+        for name, parameter in self._shadow.named_parameters():
+            if not (parameter.is_meta or bool(torch.isfinite(parameter).all())):
+                raise UpdateRefused(f"{name} holds NaN or infinity")
+
+    def _aside(self) -> AbstractContextManager[Any]:
+        """Work on the GPU inside does not wait for the decode steps, nor they for it; all of it is done at the end."""
+        return nullcontext() if self._device.type != "cuda" else _SideStream(self._device)
+
+    # -- between two steps --
+
+    @torch.no_grad()
+    def flip(self) -> None:
+        """Puts the staged weights in force, and keeps those that were."""
+        torch._foreach_copy_(self._previous, self._live)
+        torch._foreach_copy_(self._live, self._staged)
+
+    @torch.no_grad()
+    def flip_back(self) -> None:
+        """Puts those in force that were before the last flip."""
+        torch._foreach_copy_(self._live, self._previous)
+
+
+class _SideStream:
+    """A CUDA stream of its own, waited for at the end: by this thread alone, without the interpreter's lock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._within = torch.cuda.stream(self._stream)
+
+    def __enter__(self) -> None:
+        torch.cuda.set_device(self._device)
+        self._within.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._stream.synchronize()
+        self._within.__exit__(*exc_info)
+
+
+def _raw_config(model_config: Any) -> Mapping[str, Any]:
+    """A model's config.json as it was written: SGLang and transformers rewrite what they load."""
+    from transformers import PretrainedConfig
+
+    config: Mapping[str, Any]
+    config, _ = PretrainedConfig.get_config_dict(model_config.model_path, revision=model_config.revision)
+    return config
+
+
+def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:
+    return list(zip(model.parameters(), shadow.parameters(), strict=True))
+
+
+def _names_of_shared(model: Any, shared: set[int]) -> set[str]:
+    """The names, without `model.`, of the parameters that are the target's."""
+    return {name.removeprefix("model.") for name, parameter in model.named_parameters() if id(parameter) in shared}
