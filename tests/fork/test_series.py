@@ -28,8 +28,8 @@ def test_it_is_the_series_of_this_repository() -> None:
 
 def test_the_series_stays_small() -> None:
     lines = [line for patch in SERIES.patches for line in changed_lines(patch)]
-    # Verification on all devices took 47; hot reload needs seams in the scheduler, its messages and its weight updater.
-    assert 0 < len(lines) <= 80
+    # Verification on all devices took 51; hot reload needs seams in the scheduler, its messages and its weight updater.
+    assert 0 < len(lines) <= 90
     assert [line for line in lines if len(line) > 100] == []
 
 

@@ -59,6 +59,17 @@ def test_greedy_output_is_plain_decodings(client: Client, expected: list[Tokens]
     assert alone == expected[:3]
 
 
+def test_a_limit_in_the_step_that_ends_a_response(client: Client, expected: list[Tokens]) -> None:
+    """A step gives tokens after the end too; with a limit among them they were returned as if the end were none."""
+    ended = [(prompt, tokens) for prompt, tokens in zip(PROMPTS, expected, strict=True) if len(tokens) < 96]
+    assert len(ended) > 3
+    for more in (1, 2, 3):
+        for prompt, tokens in ended:
+            rollout = client.generate(prompt, SamplingParams(temperature=0, max_new_tokens=len(tokens) + more))
+            assert rollout.tokens == tokens, (prompt, more)
+            assert rollout.finish_reason.type == "stop"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_sampled_law_matches_plain(client: Client, reference: Reference, case: str) -> None:
     prompt = PROMPTS[0]

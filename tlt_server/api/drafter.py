@@ -25,15 +25,12 @@ PAUSE_S = 0.01
 
 
 def _drafters(answers: list[Answer]) -> list[Drafter]:
-    found = [answer.versions.drafter for answer in answers if answer.versions and answer.versions.drafter]
-    if not found:
-        raise HTTPException(404, "this server was started without a drafter")
-    return found
+    return [answer.versions.drafter for answer in answers if answer.versions and answer.versions.drafter]
 
 
-def _next(answers: list[Answer]) -> int:
+def _next(drafters: list[Drafter]) -> int:
     """A version above all, on all replicas."""
-    return 1 + max(each.staging.version if each.staging else each.newest for each in _drafters(answers))
+    return 1 + max((each.staging.version if each.staging else each.newest for each in drafters), default=0)
 
 
 async def _body(request: Request, kind: type[T]) -> T:
@@ -46,7 +43,10 @@ async def _body(request: Request, kind: type[T]) -> T:
 @router.get("/tlt/v1/drafter")
 async def drafter() -> Response:
     """The client's `Drafter`; under data parallelism that of the first replica."""
-    return as_json(_drafters(await ask(ReadVersions()))[0])
+    drafters = _drafters(await ask(ReadVersions()))
+    if not drafters:
+        raise HTTPException(404, "this server was started without a drafter")
+    return as_json(drafters[0])
 
 
 @router.post("/tlt/v1/drafter/update")
@@ -58,7 +58,7 @@ async def update(request: Request) -> Response:
     it may be put in force by offering it again.
     """
     wanted = await _body(request, DrafterUpdate)
-    version = _next(await ask(ReadVersions())) if wanted.version is None else wanted.version
+    version = _next(_drafters(await ask(ReadVersions()))) if wanted.version is None else wanted.version
     answers = await ask(Offer(wanted.path, version, wanted.trained_on, wanted.sha256))
     until = time.monotonic() + STAGING_S
     while any(each.live.version != version for each in _drafters(answers)):

@@ -24,7 +24,12 @@ from tlt_server.engine.cpu import (
     install,
 )
 from tlt_server.engine.crediting import credit_tokens
-from tlt_server.engine.verify import filter_target_probs, forbid_early_stop, sample_filtered
+from tlt_server.engine.verify import (
+    ends_before_limit,
+    filter_target_probs,
+    forbid_early_stop,
+    sample_filtered,
+)
 from tlt_server.metrics import count_verified
 
 __all__ = [
@@ -40,6 +45,7 @@ __all__ = [
     "draft_backends",
     "draft_extend_backends",
     "eagle_worker_class",
+    "ends_before_limit",
     "filter_target_probs",
     "forbid_early_stop",
     "install",

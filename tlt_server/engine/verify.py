@@ -2,7 +2,8 @@
 
 Upstream's verify step (`eagle_sample`) departs from plain decoding in three ways, each mended by one function here:
 it ignores min_p and applies top-k and top-p one after the other (plain decoding applies them jointly), and it judges
-min_new_tokens once for the whole tree by the length at its root.
+min_new_tokens once for the whole tree by the length at its root. And what a step gives is cut at max_new_tokens, though
+the response ended earlier in it.
 """
 
 from typing import Any
@@ -62,6 +63,21 @@ def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[
     prompts, least, table = (each.to(logits.device, non_blocking=True) for each in (prompts, least, table))
     output_lens = positions.view(len(reqs), -1) + 1 - prompts[:, None]
     apply_min_new_tokens(logits, output_lens, least, table)
+
+
+def ends_before_limit(req: Any, new_tokens: int) -> bool:
+    """Whether a request that has reached its max_new_tokens had ended before: by a stop token, string or pattern.
+
+    Plain decoding would have stopped there. (Where the last token allowed is itself a stop token, it says `length`.)
+
+    Args:
+        req: upstream's, the step's tokens appended; its fields about how it finished are left unset.
+        new_tokens: how many the step gave.
+    """
+    ended = req._check_str_based_finish(new_tokens) or req._check_token_based_finish(req.output_ids[-new_tokens:])
+    before = ended and req.finished_len is not None and req.finished_len < req.sampling_params.max_new_tokens
+    req.finished_reason = req.finished_len = None
+    return bool(before)
 
 
 def stop_tokens(req: Any) -> set[int]:
