@@ -124,7 +124,7 @@ def count_verified(reqs: Sequence[Any], result: Any) -> None:
         return
     accepted = result.num_correct_drafts_per_req_cpu
     live = [n for req, n in zip(reqs, accepted, strict=True) if not (req.is_retracted or req.finished())]
-    if not live:
+    if not live or result.speculative_num_draft_tokens == 1:  # a step that did not speculate: engine/plain.py
         return
     drafts, draft_tokens, _ = _counters()
     drafts.inc(len(live))

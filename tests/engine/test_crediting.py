@@ -14,6 +14,7 @@ from tlt_server.api.versions import add_versions_to_meta_info
 from tlt_server.engine.crediting import KEY, credit_tokens, stamping_launched
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications
+from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.state import EngineState, Stamp
 
 
@@ -28,14 +29,16 @@ def batch(*reqs: Any, extend: bool = False) -> Any:
 
 
 def result(*accepted: int) -> Any:
-    return Made(copy_done=None, accept_lens=torch.tensor(accepted) if accepted else None)
+    lens = torch.tensor(accepted) if accepted else None
+    return Made(copy_done=None, accept_lens=lens, speculative_num_draft_tokens=4)
 
 
 @pytest.fixture
 def scheduler() -> Any:
     """As much of upstream's `Scheduler` as is read, with a step under way where `result_queue` holds one."""
     publications = Publications("a", 2.0, lambda: 0.0, lambda published: None)
-    state = EngineState(publications, EventLog(), drafter=None)
+    events = EventLog()
+    state = EngineState(publications, events, drafter=None, speculation=Speculation(None, None, events))
     ps = Made(attn_tp_rank=0)
     return Made(weight_updater=Made(state=state), is_generation=True, ps=ps, result_queue=deque())
 

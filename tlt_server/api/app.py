@@ -7,7 +7,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import drafter, weights
+from tlt_server.api import drafter, strategy, weights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
 from tlt_server.engine.messages import ReadVersions
@@ -24,7 +24,7 @@ def add_routes(app: FastAPI) -> None:
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    for route in (*router.routes, *weights.router.routes, *drafter.router.routes):
+    for route in (*router.routes, *weights.router.routes, *drafter.router.routes, *strategy.router.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
 
@@ -58,5 +58,6 @@ def metrics() -> Response:
 async def status() -> Response:
     """What this server is and how speculation does, as the client's `Status`."""
     families = await run_in_threadpool(lambda: list(registry().collect()))
-    answers = await ask(ReadVersions())
-    return as_json(describe(get_server_args(), families, answers[0].versions))
+    answer = (await ask(ReadVersions()))[0]
+    assert answer.speculation is not None
+    return as_json(describe(get_server_args(), families, answer.versions, answer.speculation))

@@ -6,19 +6,16 @@ process dies on the way, the drafter in force stays, and the next update overtak
 
 import asyncio
 import time
-from typing import TypeVar
 
-import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate
 
-from tlt_server.api.scheduler import as_json, ask
+from tlt_server.api.scheduler import as_json, ask, body
 from tlt_server.engine.messages import Answer, Commit, Freeze, Offer, ReadVersions, RollBack
 
 router = APIRouter()
 
-T = TypeVar("T")
 STAGING_S = 120.0
 """How long staging may take before its caller is told that it is not over."""
 PAUSE_S = 0.01
@@ -31,13 +28,6 @@ def _drafters(answers: list[Answer]) -> list[Drafter]:
 def _next(drafters: list[Drafter]) -> int:
     """A version above all, on all replicas."""
     return 1 + max((each.staging.version if each.staging else each.newest for each in drafters), default=0)
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HTTPException(400, str(error)) from error
 
 
 @router.get("/tlt/v1/drafter")
@@ -57,7 +47,7 @@ async def update(request: Request) -> Response:
     400: it is not a drafter for this server. 409: an older version, or one that was overtaken. 504: not staged in time;
     it may be put in force by offering it again.
     """
-    wanted = await _body(request, DrafterUpdate)
+    wanted = await body(request, DrafterUpdate)
     version = _next(_drafters(await ask(ReadVersions()))) if wanted.version is None else wanted.version
     answers = await ask(Offer(wanted.path, version, wanted.trained_on, wanted.sha256))
     until = time.monotonic() + STAGING_S
@@ -82,5 +72,5 @@ async def rollback() -> Response:
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def freeze(request: Request) -> Response:
     """Holds updates back, or lets them in again."""
-    wanted = await _body(request, DrafterFreeze)
+    wanted = await body(request, DrafterFreeze)
     return as_json(_drafters(await ask(Freeze(wanted.frozen)))[0])

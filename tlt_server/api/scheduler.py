@@ -1,15 +1,29 @@
 """The way from an HTTP route to the schedulers, which answer between two steps."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from fastapi import HTTPException, Response
+from fastapi import HTTPException, Request, Response
 
 from tlt_server.engine.messages import Answer, Ask, pack, unpack_answer
+
+T = TypeVar("T")
 
 
 def as_json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def body(request: Request, kind: type[T]) -> T:
+    """A request's JSON as `kind`; an empty body is an empty object.
+
+    Raises:
+        HTTPException: 400, it is not one.
+    """
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HTTPException(400, str(error)) from error
 
 
 def tokenizer_manager() -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tlt_client.schemas import AcceptLength, Arm, Counters, Models, Status, Versions
+from tlt_client.schemas import AcceptLength, Counters, Models, Speculation, Status, Versions
 
 from tlt_server import __version__
 from tlt_server.metrics import SpecCounts
@@ -16,27 +16,25 @@ if TYPE_CHECKING:
 _started = time.monotonic()
 
 
-def describe(server_args: Any, families: "Sequence[Metric]", versions: Versions | None) -> Status:
+def describe(
+    server_args: Any, families: "Sequence[Metric]", versions: Versions | None, speculation: Speculation
+) -> Status:
     """The status of a server.
 
     Args:
-        server_args: upstream's, with the arm that runs.
+        server_args: upstream's.
         families: one scrape of all metrics.
         versions: of the weights in force.
+        speculation: whether decode steps speculate, and how.
     """
     counts = SpecCounts.read(families)
-    speculation = server_args.speculative_algorithm is not None
-    arm = None
-    if speculation:
-        a = server_args
-        arm = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
     recent = _gauge(families, "sglang:spec_accept_length")
     return Status(
         version=__version__,
         sglang_version=version("sglang"),
         models=Models(server_args.model_path, server_args.speculative_draft_model_path),
-        speculation=speculation,
-        arm=arm,
+        speculation=speculation.arm is not None,
+        arm=speculation.arm if speculation.on else None,
         accept_length=AcceptLength(recent=recent or None, total=counts.accept_length),
         counters=Counters(counts.drafts, counts.draft_tokens, counts.accepted_tokens, counts.accepted_per_position),
         versions=versions,
@@ -50,10 +48,12 @@ def _gauge(families: "Sequence[Metric]", name: str) -> float | None:
     return max(values, default=None)
 
 
-def _one_line(speculation: bool, counts: SpecCounts) -> str:
+def _one_line(speculation: Speculation, counts: SpecCounts) -> str:
     """What a user asks first: does speculation help?"""
-    if not speculation:
+    if speculation.arm is None:
         return "speculation is off: the server was started without a drafter"
+    if not speculation.on:
+        return f"speculation is off: {speculation.held or 'it was asked for'}"
     if counts.accept_length is None:
         return "speculation is on; no rollout has been verified yet"
     said = f"a target pass gives {counts.accept_length:.2f} tokens on average, over {counts.drafts} passes"

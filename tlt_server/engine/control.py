@@ -26,6 +26,7 @@ from tlt_server.engine.messages import (
     ReadEvents,
     ReadVersions,
     RollBack,
+    Wish,
     pack,
     unpack_ask,
 )
@@ -92,7 +93,11 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             _drafter(state).roll_back("it was asked for")
         case Freeze(frozen):
             _drafter(state).freeze(frozen)
-    return Answer(versions=state.versions())
+        case Wish(mode):
+            if mode is not None:
+                _drafter(state)
+                state.speculation.wish(mode)
+    return Answer(versions=state.versions(), speculation=state.speculation.describe())
 
 
 def _drafter(state: Any) -> Drafter:

@@ -43,9 +43,12 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     stamp = getattr(result, "stamp", None) or state.stamp
     if result.copy_done is not None:
         result.copy_done.synchronize()
+    plain = result.speculative_num_draft_tokens == 1
     for req, count in zip(batch.reqs, _sampled(batch, result), strict=True):
         if not (req.finished() or req.is_retracted):
             _credit(req, count, stamp)
+            if plain:
+                _discount_pass(req)
     with stamping_launched(scheduler):
         state.publications.tick()
 
@@ -58,6 +61,13 @@ def _sampled(batch: Any, result: Any) -> list[int]:
         return [0] * len(batch.reqs)
     accepted = result.accept_lens
     return [1] * len(batch.reqs) if accepted is None else accepted.tolist()
+
+
+def _discount_pass(req: Any) -> None:
+    """Takes back what upstream is about to count: a pass that verified nothing (engine/plain.py)."""
+    req.spec_verify_ct -= 1
+    req.update_spec_correct_drafts_histogram(0)
+    req.spec_correct_drafts_histogram[0] -= 2
 
 
 def _credit(req: Any, count: int, stamp: Stamp) -> None:

@@ -6,7 +6,7 @@ Under data parallelism each replica answers for itself. Both ends are of one rel
 """
 
 import msgspec
-from tlt_client.schemas import Event, Versions
+from tlt_client.schemas import Event, Mode, Speculation, Versions
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -64,7 +64,13 @@ class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
     frozen: bool
 
 
-Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents | Offer | Commit | RollBack | Freeze
+class Wish(msgspec.Struct, frozen=True, tag="wish"):
+    """Speculate in this mode; None only asks how it is."""
+
+    mode: Mode | None = None
+
+
+Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents | Offer | Commit | RollBack | Freeze | Wish
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,6 +86,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: str | None = None
     versions: Versions | None = None
     events: list[Event] | None = None
+    speculation: Speculation | None = None
 
 
 def pack(message: Ask | Answer) -> bytes:

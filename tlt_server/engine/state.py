@@ -5,12 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tlt_client.schemas import DrafterVersion, Event, TargetVersion, Versions
+from tlt_client.schemas import Arm, DrafterVersion, Event, TargetVersion, Versions
 
 from tlt_server.config import ServerConfig
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
+from tlt_server.engine.speculation import Speculation
 from tlt_server.metrics import show_event, show_staleness
 
 
@@ -33,6 +34,7 @@ class EngineState:
     publications: Publications
     events: EventLog
     drafter: Drafter | None
+    speculation: Speculation
 
     @property
     def stamp(self) -> Stamp:
@@ -61,7 +63,8 @@ def state_of(scheduler: Any) -> EngineState:
     publications = Publications(
         scheduler.server_args.weight_version, silence_s, time.monotonic, lambda published: _note(events, published)
     )
-    state = EngineState(publications, events, _drafter(scheduler, events))
+    speculation = Speculation(scheduler.draft_worker, _arm(scheduler.server_args), events)
+    state = EngineState(publications, events, _drafter(scheduler, events), speculation)
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
     return state
@@ -77,6 +80,13 @@ def _note(events: EventLog, published: Published) -> None:
         torn=published.torn,
         seconds=round(published.seconds, 6),
     )
+
+
+def _arm(server_args: Any) -> Arm | None:
+    a = server_args
+    if a.speculative_algorithm is None:
+        return None
+    return Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
 
 
 def _drafter(scheduler: Any, events: EventLog) -> Drafter | None:

@@ -46,6 +46,12 @@ DRAFTER: Json = {
     "newest": 4,
     "frozen": False,
 }
+STRATEGY: Json = {
+    "mode": "off",
+    "on": False,
+    "held": None,
+    "arm": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4},
+}
 
 
 class StandIn(ThreadingHTTPServer):
@@ -95,6 +101,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        self.do_POST()
+
+    def do_PUT(self) -> None:
         self.do_POST()
 
     def do_POST(self) -> None:
@@ -193,6 +202,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/events?after=2": (200, [EVENT]),
         "/tlt/v1/drafter": (200, DRAFTER),
         "/tlt/v1/drafter/update": (200, DRAFTER),
+        "/tlt/v1/strategy": (200, STRATEGY),
         "/tlt/v1/drafter/freeze": (200, DRAFTER),
         "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),
         "/begin_weight_update": (200, {"success": True, "message": "open"}),

@@ -9,7 +9,18 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from sglang_stand_in import DRAFTER, EVENT, STATUS, drop_after_reading, rollout, says, serving, until_aborted, well
+from sglang_stand_in import (
+    DRAFTER,
+    EVENT,
+    STATUS,
+    STRATEGY,
+    drop_after_reading,
+    rollout,
+    says,
+    serving,
+    until_aborted,
+    well,
+)
 
 from tlt_client import (
     AsyncClient,
@@ -24,7 +35,9 @@ from tlt_client import (
     Retry,
     SamplingParams,
     SpecCounts,
+    Speculation,
     Status,
+    StrategyUpdate,
     TargetSpan,
     Timeout,
     VersionConflict,
@@ -264,6 +277,16 @@ def test_the_routes_around_weights(connect: Connect) -> None:
             ("POST", "/begin_weight_update", {}, "Bearer admin"),
             ("POST", "/begin_weight_update", {"selector": "target"}, "Bearer admin"),
             ("POST", "/end_weight_update", {}, "Bearer admin"),
+        ]
+
+
+def test_the_strategy(connect: Connect) -> None:
+    with serving() as server:
+        client = connect(server.url, api_key="user", admin_key="admin")
+        assert client.strategy() == client.set_strategy(StrategyUpdate("off")) == msgspec.convert(STRATEGY, Speculation)
+        assert [(method, fields, key) for method, _, fields, key in server.other] == [
+            ("GET", {}, "Bearer user"),
+            ("PUT", {"mode": "off"}, "Bearer admin"),
         ]
 
 

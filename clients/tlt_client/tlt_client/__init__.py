@@ -21,7 +21,16 @@ from tlt_client.errors import (
 from tlt_client.flow import Retry
 from tlt_client.rollouts import Chunk, DrafterSpan, FinishReason, Rollout, SpecCounts, TargetSpan
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterUpdate, DrafterVersion, Event, Status, Versions
+from tlt_client.schemas import (
+    Drafter,
+    DrafterUpdate,
+    DrafterVersion,
+    Event,
+    Speculation,
+    Status,
+    StrategyUpdate,
+    Versions,
+)
 from tlt_client.wire import Prompt
 
 __all__ = [
@@ -49,7 +58,9 @@ __all__ = [
     "ServerFault",
     "ServerUnavailable",
     "SpecCounts",
+    "Speculation",
     "Status",
+    "StrategyUpdate",
     "TargetSpan",
     "Timeout",
     "TltClientError",

@@ -12,7 +12,7 @@ from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterUpdate, Event, Status
+from tlt_client.schemas import Drafter, DrafterUpdate, Event, Speculation, Status, StrategyUpdate
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -153,6 +153,12 @@ class AsyncClient:
 
     async def freeze_drafter(self, frozen: bool = True) -> Drafter:
         return await self._run(self._session.freeze_drafter(frozen))
+
+    async def strategy(self) -> Speculation:
+        return await self._run(self._session.strategy())
+
+    async def set_strategy(self, update: StrategyUpdate) -> Speculation:
+        return await self._run(self._session.strategy(update))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:
         await self._run(self._session.begin_weight_update(selector))

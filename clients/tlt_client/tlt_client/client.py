@@ -11,7 +11,7 @@ import httpx
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterUpdate, Event, Status
+from tlt_client.schemas import Drafter, DrafterUpdate, Event, Speculation, Status, StrategyUpdate
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -191,6 +191,14 @@ class Client:
     def freeze_drafter(self, frozen: bool = True) -> Drafter:
         """Holds updates of the drafter back, or lets them in again."""
         return self._run(self._session.freeze_drafter(frozen))
+
+    def strategy(self) -> Speculation:
+        """How decode steps speculate, and whether."""
+        return self._run(self._session.strategy())
+
+    def set_strategy(self, update: StrategyUpdate) -> Speculation:
+        """From the next decode step on. VersionConflict from a server without a drafter."""
+        return self._run(self._session.strategy(update))
 
     def begin_weight_update(self, selector: str | None = None) -> None:
         """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""

@@ -3,6 +3,8 @@
 Unknown fields are ignored when decoding, so that an older client reads a newer server.
 """
 
+from typing import Literal
+
 import msgspec
 
 
@@ -109,6 +111,28 @@ class DrafterFreeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /tlt/v1/drafter/freeze`."""
 
     frozen: bool = True
+
+
+Mode = Literal["pinned", "off"]
+
+
+class Speculation(msgspec.Struct, frozen=True):
+    """`GET /tlt/v1/strategy`."""
+
+    mode: Mode
+    """What was asked for: `pinned`, the arm that the server was started with; `off`, plain decoding."""
+    on: bool
+    """Whether decode steps speculate now."""
+    held: str | None
+    """Why they do not, though they should."""
+    arm: Arm | None
+    """Of steps that speculate; None where the server was started without a drafter."""
+
+
+class StrategyUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`PUT /tlt/v1/strategy`: from the next decode step on."""
+
+    mode: Mode
 
 
 class Versions(msgspec.Struct, frozen=True):

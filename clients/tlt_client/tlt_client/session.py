@@ -13,7 +13,7 @@ from tlt_client import errors, wire
 from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Sample
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate, Event, Status
+from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate, Event, Speculation, Status, StrategyUpdate
 from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
 
@@ -149,6 +149,13 @@ class Session:
         answer = yield from self.policy.ask(self._control(method, path, body, more_s))
         return wire.decode(Drafter, answer, path)
 
+    def strategy(self, update: StrategyUpdate | None = None) -> Flow[Speculation]:
+        body = None if update is None else msgspec.json.encode(update)
+        path = "/tlt/v1/strategy"
+        return wire.decode(
+            Speculation, (yield from self.policy.ask(self._control("PUT" if body else "GET", path, body))), path
+        )
+
     def begin_weight_update(self, selector: str | None) -> Flow[None]:
         fields = wire.encode({} if selector is None else {"selector": selector})
         yield from self.policy.fetch(self._control("POST", "/begin_weight_update", fields))
@@ -157,7 +164,7 @@ class Session:
         yield from self.policy.fetch(self._control("POST", "/end_weight_update"))
 
     def _control(self, method: str, path: str, body: bytes | None = None, more_s: float = 0.0) -> Call:
-        admin = method == "POST"
+        admin = method != "GET"
         return Call(method, path, self._until(self.control_timeout_s + more_s), body, admin=admin)
 
     # -- what the transport is told --
