@@ -50,12 +50,15 @@ class PlainSteps:
 
         Args:
             batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left.
-            on_publish: to be told the new lengths as soon as they are known.
+            on_publish: to be told the new lengths, [bs], as soon as they are known.
             grammar_barrier: to be called before grammars are read, if any.
 
         Returns:
             What verification returns: [bs] tokens, one accepted for each request.
         """
+        new_seq_lens = batch.seq_lens + 1
+        if on_publish is not None:  # before the pass: the next step is prepared once the lengths are known
+            on_publish(new_seq_lens)
         stream = torch.get_device_module(batch.device).current_stream()
         node = _one_node(batch)
         record_stream_for_v2_verify(batch, node, stream)
@@ -76,11 +79,9 @@ class PlainSteps:
             speculative_num_draft_tokens=1,
             next_draft_input=EagleDraftInput(bonus_tokens=tokens),
             accept_lens=accept_lens,
-            new_seq_lens=batch.seq_lens + 1,
+            new_seq_lens=new_seq_lens,
             extra_keep_alive_refs=[forward_batch],
         )
-        if on_publish is not None:
-            on_publish(result.new_seq_lens)
         self._leave_out(batch.out_cache_loc)
         self._worker._stub_skipped_draft_extend(batch, result)
         return result
