@@ -31,6 +31,7 @@ MISTAKES = {
     "not an arm": (["--arm", "3,1"], "arm '3,1': write num_steps,topk,num_draft_tokens"),
     "an impossible arm": (["--arm", "3,1,9"], "arm (3,1,9): a chain verifies num_steps + 1 = 4 tokens"),
     "no such config": (["--tlt-config", "/no/such.toml"], "config file /no/such.toml: No such file or directory"),
+    "not a trainer": (["--trainer", "127.0.0.1:7000"], "link 127.0.0.1:7000: write ipc://PATH or tcp://HOST:PORT"),
     "an unsupported pair": (["--speculative-accept-threshold-single", "0.5"], "Relaxed acceptance"),
 }
 

@@ -12,7 +12,7 @@ FLOORS = (
     {"errors", "torchvision", "__init__"},
     {"config", "metrics", "results", "support", "preflight", "process"},
     {"wire"},
-    {"fork", "engine"},
+    {"fork", "engine", "link"},
     {"demo"},
     {"api"},
     {"launch"},

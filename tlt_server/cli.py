@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import Arm, ServerConfig
+from tlt_server.config import Arm, ServerConfig, Trainer
 from tlt_server.errors import DemoFailed, TltError
 
 app = typer.Typer(
@@ -71,12 +71,13 @@ def serve(
     drafter: Annotated[str | None, typer.Option(help="An EAGLE or EAGLE-3 drafter: folder or hub name.")] = None,
     arm: Annotated[str | None, typer.Option(help="num_steps,topk,num_draft_tokens; 3,1,4 by default.")] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
+    trainer: Annotated[str | None, typer.Option(help="Drafter trainer to follow: tcp://HOST:PORT, ipc://PATH.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
 ) -> None:
     """Run the rollout server. Without a model it serves the small embedded one."""
     from tlt_server.fork.status import require_fork
 
-    config = read_config(tlt_config, drafter, arm, speculation)
+    config = read_config(tlt_config, drafter, arm, speculation, trainer)
     require_fork()
     from tlt_server.launch import serve as run
 
@@ -103,13 +104,22 @@ def demo(
 
 
 def read_config(
-    path: Path | None, drafter: str | None = None, arm: str | None = None, speculation: bool | None = None
+    path: Path | None,
+    drafter: str | None = None,
+    arm: str | None = None,
+    speculation: bool | None = None,
+    trainer: str | None = None,
 ) -> ServerConfig:
     """Our settings: the file's, overridden by the flags that were given."""
     import msgspec
 
     config = ServerConfig.from_file(str(path)) if path else ServerConfig()
-    given = {"drafter": drafter, "arm": Arm.parse(arm) if arm else None, "speculation": speculation}
+    given = {
+        "drafter": drafter,
+        "arm": Arm.parse(arm) if arm else None,
+        "speculation": speculation,
+        "trainer": msgspec.structs.replace(config.trainer or Trainer(address=""), address=trainer) if trainer else None,
+    }
     return msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
 
 

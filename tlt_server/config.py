@@ -54,6 +54,27 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
         return cls(*numbers)
 
 
+class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The drafter trainer that the server follows.
+
+    address: where it listens, `tcp://HOST:PORT` or `ipc://PATH`.
+    server: what it knows this server as; None: HOST:PORT, by the machine's name.
+    folder: where drafters arrive, this server's alone; two must fit. None: in memory if they fit there, else on disk.
+    key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
+    trainer_key: file of the trainer's, the public one.
+    """
+
+    address: str
+    server: str | None = None
+    folder: str | None = None
+    key: str | None = None
+    trainer_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.key is None) != (self.trainer_key is None):
+            raise ConfigError("trainer: key and trainer_key belong together, give both or neither")
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tlt-server serve` adds to SGLang's flags.
 
@@ -63,12 +84,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: False serves without a drafter whatever `drafter` says.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
+    trainer: the drafter trainer to follow; None: drafters come over HTTP alone.
     """
 
     drafter: str | None = None
     arm: Arm = Arm(3, 1, 4)
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    trainer: Trainer | None = None
 
     def to_environment(self) -> None:
         """Hands the config to every process that is started from here on, and wakes the seams in this one."""

@@ -4,15 +4,17 @@ import argparse
 import difflib
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import ServerConfig
+from tlt_server.config import ServerConfig, Trainer
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import check_models, check_port, drafter_algorithm
 from tlt_server.support import require_supported
+from tlt_server.wire.messages import ModelIdentity
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -37,6 +39,8 @@ CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
 }
+# The link to a drafter trainer asks these ten times a second, and would fill the log.
+QUIETLY = ["--uvicorn-access-log-exclude-prefixes", "/tlt/v1/events", "/v1/loads"]
 
 
 def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str]:
@@ -69,7 +73,9 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
     if not gpu:
         added |= CPU_FLAGS
     flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]
-    return [*argv, *(word for pair in flags for word in pair)]
+    if config.trainer and not _given(argv, QUIETLY[0]):
+        flags.append(QUIETLY)
+    return [*argv, *(word for words in flags for word in words)]
 
 
 def _given(argv: Sequence[str], flag: str) -> bool:
@@ -112,6 +118,36 @@ def parse(argv: Sequence[str]) -> "ServerArgs":
         raise ConfigError(f"SGLang refuses these settings: {reason}") from error
 
 
+def following(trainer: Trainer | None, server_args: "ServerArgs") -> AbstractContextManager[Any]:
+    """A context in which a server follows its drafter trainer, if it has one.
+
+    Raises:
+        ConfigError: the server cannot follow one, or not by these settings.
+    """
+    if trainer is None:
+        return nullcontext()
+    if server_args.speculative_algorithm is None:
+        raise ConfigError("--trainer: this server has no drafter that could be exchanged. Give --drafter, or drop it")
+    if server_args.nnodes > 1:
+        raise ConfigError("--trainer: drafters arrive on one machine, and this server has several. Drop one of the two")
+    from transformers import PretrainedConfig
+
+    from tlt_server.link.keeper import Keeper
+    from tlt_server.link.process import run
+    from tlt_server.link.settings import settle
+
+    target, _ = PretrainedConfig.get_config_dict(server_args.model_path, revision=server_args.revision)
+    settings = settle(
+        trainer,
+        server_args.url(),
+        server_args.api_key,
+        server_args.admin_api_key,
+        ModelIdentity.of(target),
+        Path(server_args.speculative_draft_model_path),
+    )
+    return Keeper(run, settings)
+
+
 def has_gpu() -> bool:
     """Whether this machine has a GPU that this build of torch can use."""
     import torch
@@ -137,11 +173,13 @@ def serve(config: ServerConfig, argv: Sequence[str]) -> None:
     if server_args.speculative_algorithm is not None:
         check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
     check_port(server_args.host, server_args.port)
+    link = following(config.trainer, server_args)
 
     from sglang.launch_server import run_server
     from sglang.srt.utils import kill_process_tree
 
     try:
-        run_server(server_args)
+        with link:
+            run_server(server_args)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)

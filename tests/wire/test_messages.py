@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire.ends import HELLO
-from tlt_server.errors import WireError
+from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire import messages
 from tlt_server.wire.messages import (
     READS_FROM_RECEIVER,
@@ -265,3 +265,11 @@ def test_an_update_that_contradicts_itself_is_refused(fields: dict[str, Any]) ->
     assert decode([with_checksum(msgspec.msgpack.encode(body))], READS_TO_SERVER)
     with pytest.raises(WireError):
         decode([with_checksum(msgspec.msgpack.encode(body | fields))], READS_TO_SERVER)
+
+
+def test_a_target_is_known_by_its_config() -> None:
+    config = {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "vocab_size": 512, "tie_word_embeddings": True}
+    assert ModelIdentity.of(config) == ModelIdentity("Qwen2ForCausalLM", 64, 512)
+    for wrong in ({"hidden_size": None}, {"vocab_size": "many"}, {"architectures": []}, {"architectures": None}):
+        with pytest.raises(ConfigError, match=r"config\.json of the target: .*no drafter can be matched to it"):
+            ModelIdentity.of(config | wrong)

@@ -60,4 +60,4 @@ async def status() -> Response:
     families = await run_in_threadpool(lambda: list(registry().collect()))
     answer = (await ask(ReadVersions()))[0]
     assert answer.speculation is not None
-    return as_json(describe(get_server_args(), families, answer.versions, answer.speculation))
+    return as_json(describe(get_server_args(), families, answer.versions, answer.speculation, answer.trainer))

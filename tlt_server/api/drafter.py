@@ -1,4 +1,4 @@
-"""The HTTP routes of the drafter: which one is in force, another one, the one before, none other for now.
+"""The HTTP routes of the drafter: which one is in force, another one, the one before, none other for now; its trainer.
 
 The route that takes an update leads it through: the schedulers answer each step at once, and are asked again. If this
 process dies on the way, the drafter in force stays, and the next update overtakes the one that was left.
@@ -9,10 +9,10 @@ import time
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from sglang.srt.utils.auth import AuthLevel, auth_level
-from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate
+from tlt_client.schemas import Drafter, DrafterFreeze, DrafterTrainer, DrafterUpdate
 
 from tlt_server.api.scheduler import as_json, ask, body
-from tlt_server.engine.messages import Answer, Commit, Freeze, Offer, ReadVersions, RollBack
+from tlt_server.engine.messages import Answer, Commit, Freeze, HearTrainer, Offer, ReadVersions, RollBack
 
 router = APIRouter()
 
@@ -74,3 +74,12 @@ async def freeze(request: Request) -> Response:
     """Holds updates back, or lets them in again."""
     wanted = await body(request, DrafterFreeze)
     return as_json(_drafters(await ask(Freeze(wanted.frozen)))[0])
+
+
+@router.post("/tlt/v1/trainer")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def trainer(request: Request) -> Response:
+    """Takes what the link says of the drafter trainer, for the status and the events. For the link alone."""
+    told = await body(request, DrafterTrainer)
+    await ask(HearTrainer(told))
+    return as_json(told)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tlt_client.schemas import AcceptLength, Counters, Models, Speculation, Status, Versions
+from tlt_client.schemas import AcceptLength, Counters, DrafterTrainer, Models, Speculation, Status, Versions
 
 from tlt_server import __version__
 from tlt_server.metrics import SpecCounts
@@ -17,7 +17,11 @@ _started = time.monotonic()
 
 
 def describe(
-    server_args: Any, families: "Sequence[Metric]", versions: Versions | None, speculation: Speculation
+    server_args: Any,
+    families: "Sequence[Metric]",
+    versions: Versions | None,
+    speculation: Speculation,
+    trainer: DrafterTrainer | None,
 ) -> Status:
     """The status of a server.
 
@@ -26,6 +30,7 @@ def describe(
         families: one scrape of all metrics.
         versions: of the weights in force.
         speculation: whether decode steps speculate, and how.
+        trainer: the drafter trainer that the server follows.
     """
     counts = SpecCounts.read(families)
     recent = _gauge(families, "sglang:spec_accept_length")
@@ -38,6 +43,7 @@ def describe(
         accept_length=AcceptLength(recent=recent or None, total=counts.accept_length),
         counters=Counters(counts.drafts, counts.draft_tokens, counts.accepted_tokens, counts.accepted_per_position),
         versions=versions,
+        trainer=trainer,
         uptime_s=time.monotonic() - _started,
         help=_one_line(speculation, counts),
     )

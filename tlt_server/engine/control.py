@@ -20,6 +20,7 @@ from tlt_server.engine.messages import (
     Commit,
     End,
     Freeze,
+    HearTrainer,
     Name,
     Offer,
     Pausing,
@@ -97,7 +98,9 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             if mode is not None:
                 _drafter(state)
                 state.speculation.wish(mode)
-    return Answer(versions=state.versions(), speculation=state.speculation.describe())
+        case HearTrainer(trainer):
+            state.hear_trainer(trainer)
+    return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
 
 
 def _drafter(state: Any) -> Drafter:

@@ -6,7 +6,7 @@ Under data parallelism each replica answers for itself. Both ends are of one rel
 """
 
 import msgspec
-from tlt_client.schemas import Event, Mode, Speculation, Versions
+from tlt_client.schemas import DrafterTrainer, Event, Mode, Speculation, Versions
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -70,7 +70,13 @@ class Wish(msgspec.Struct, frozen=True, tag="wish"):
     mode: Mode | None = None
 
 
-Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents | Offer | Commit | RollBack | Freeze | Wish
+class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
+    """How the link to the drafter trainer stands."""
+
+    trainer: DrafterTrainer
+
+
+Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents | Offer | Commit | RollBack | Freeze | Wish | HearTrainer
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,6 +91,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     out_of_turn: bool = False
     failure: str | None = None
     versions: Versions | None = None
+    trainer: DrafterTrainer | None = None
     events: list[Event] | None = None
     speculation: Speculation | None = None
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tlt_client.schemas import Arm, DrafterVersion, Event, TargetVersion, Versions
+from tlt_client.schemas import Arm, DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
 
 from tlt_server.config import ServerConfig
 from tlt_server.engine.drafter import Drafter
@@ -35,6 +35,7 @@ class EngineState:
     events: EventLog
     drafter: Drafter | None
     speculation: Speculation
+    trainer: DrafterTrainer | None = None
 
     @property
     def stamp(self) -> Stamp:
@@ -47,6 +48,15 @@ class EngineState:
         target = self.publications
         drafter = None if self.drafter is None else self.drafter.describe()
         return Versions(TargetVersion(target.version, target.weight_version, target.partial), drafter)
+
+    def hear_trainer(self, trainer: DrafterTrainer) -> None:
+        """Takes what the link says of the drafter trainer, and notes what is new in it."""
+        before = self.trainer or DrafterTrainer(address=trainer.address, connected=False)
+        self.trainer = trainer
+        if trainer.connected != before.connected:
+            self.events.add("trainer_connected" if trainer.connected else "trainer_lost", address=trainer.address)
+        if trainer.refused is not None and trainer.refused != before.refused:
+            self.events.add("drafter_refused", version=trainer.refused, why=trainer.reason)
 
     def show(self, event: Event) -> None:
         """Shows an event in the metrics, and how many publications the drafter is behind since."""

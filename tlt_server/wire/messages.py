@@ -9,14 +9,14 @@ understand each other's, and as what begins with a zero is never answered, two o
 
 import hashlib
 import zlib
-from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder
 
-from tlt_server.errors import WireError
+from tlt_server.errors import ConfigError, WireError
 
 SCHEMA_VERSION = 1
 """Raised when a message changes: a message of another version is rejected whole, never guessed at."""
@@ -36,6 +36,20 @@ class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
     architecture: str
     hidden_size: Count
     vocab_size: Count
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """What a target's config.json says of it.
+
+        Raises:
+            ConfigError: it lacks one of the three, or has it as something else.
+        """
+        (architecture, *_) = config.get("architectures") or [None]
+        said = {"architecture": architecture} | {key: config.get(key) for key in ("hidden_size", "vocab_size")}
+        try:
+            return msgspec.convert(said, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"config.json of the target: {error}; no drafter can be matched to it") from error
 
     def __str__(self) -> str:
         return f"{self.architecture} (hidden size {self.hidden_size}, vocabulary {self.vocab_size})"

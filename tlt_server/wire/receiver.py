@@ -51,7 +51,7 @@ MAX_DAMAGED = 3
 
 
 def receive(address: str, server: Connection, hello: Hello, folder: Path, *, curve: CurveKeys | None = None) -> None:
-    """A receiver as the main function of a process; returns when the server's end of the pipe is closed.
+    """A receiver from beginning to end, for one thread; returns when the server's end of the pipe is closed.
 
     Raises:
         ConfigError: the address, the keys or the folder cannot be used.
@@ -92,7 +92,7 @@ class Receiver:
         self._hello = hello
         self._folder = folder
         self._clock = clock
-        self._lock = _lock(folder)
+        self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
         self._to_server: deque[Message] = deque()
         self._to_trainer: deque[Message] = deque(maxlen=256)
@@ -276,8 +276,12 @@ class Receiver:
                 path.unlink()
 
 
-def _lock(folder: Path) -> int:
-    """Makes the folder and locks it, until the file descriptor that is returned is closed, or the process ends."""
+def lock_folder(folder: Path) -> int:
+    """Makes the folder and locks it, until the file descriptor that is returned is closed, or the process ends.
+
+    Raises:
+        ConfigError: it cannot be made, or another receiver uses it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -169,10 +169,16 @@ class Link:
 def _check_address(address: str, curve: CurveKeys | None) -> None:
     """ipc and loopback stay on the machine; all else crosses a network, where anybody could speak and listen."""
     scheme, _, place = address.partition("://")
-    if scheme not in {"ipc", "tcp"} or not place:
+    host, _, port = place.rpartition(":")
+    if not place or not (scheme == "ipc" or (scheme == "tcp" and host and _is_port(port))):
         raise ConfigError(f"link {address}: write ipc://PATH or tcp://HOST:PORT")
-    if scheme == "tcp" and curve is None and not _is_loopback(place.rpartition(":")[0].strip("[]")):
+    if scheme == "tcp" and curve is None and not _is_loopback(host.strip("[]")):
         raise ConfigError(f"link {address} leaves this machine: give CURVE keys, or use 127.0.0.1")
+
+
+def _is_port(text: str) -> bool:
+    """libzmq connects to what is none without a word. `*`: where we bind, the system chooses one."""
+    return text == "*" or (text.isdecimal() and int(text) < 1 << 16)
 
 
 def _is_loopback(host: str) -> bool:

@@ -54,6 +54,12 @@ STRATEGY: Json = {
 }
 
 
+LOADS: Json = {
+    "version": "0.5.17",
+    "loads": [{"num_running_reqs": 3, "num_waiting_reqs": 1}, {"num_running_reqs": 2, "num_waiting_reqs": 0}],
+}
+
+
 class StandIn(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
@@ -198,6 +204,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/server_info": (200, {"version": "0.5.17", "max_running_requests": 32}),
         "/metrics": (200, "sglang:num_running_reqs 0.0\n"),
         "/health": (200, ""),
+        "/v1/loads?include=core": (200, LOADS),
         "/abort_request": (200, ""),
         "/tlt/v1/events?after=2": (200, [EVENT]),
         "/tlt/v1/drafter": (200, DRAFTER),
@@ -205,6 +212,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/strategy": (200, STRATEGY),
         "/tlt/v1/drafter/freeze": (200, DRAFTER),
         "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),
+        "/tlt/v1/trainer": (200, {}),
         "/begin_weight_update": (200, {"success": True, "message": "open"}),
         "/end_weight_update": (400, {"success": False, "message": "no weight update is open"}),
         "/flush_cache?timeout=0.0": (200, "Cache flushed.\n"),

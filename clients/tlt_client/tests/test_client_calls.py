@@ -28,9 +28,11 @@ from tlt_client import (
     Client,
     Drafter,
     DrafterSpan,
+    DrafterTrainer,
     DrafterUpdate,
     Event,
     InvalidArgument,
+    Load,
     ProtocolError,
     Retry,
     SamplingParams,
@@ -238,6 +240,7 @@ def test_control_routes(connect: Connect) -> None:
         assert client.status().arm == Arm(3, 1, 4)
         assert client.server_info() == {"version": "0.5.17", "max_running_requests": 32}
         assert client.metrics() == "sglang:num_running_reqs 0.0\n"
+        assert client.load() == Load(running=5, waiting=1)
         client.abort("r")
         client.abort_all()
         client.flush_cache()
@@ -269,6 +272,9 @@ def test_the_routes_around_weights(connect: Connect) -> None:
             ("POST", "/tlt/v1/drafter/freeze", {"frozen": True}, "Bearer admin"),
             ("POST", "/tlt/v1/drafter/rollback", {}, "Bearer admin"),
         ]
+        client.report_trainer(DrafterTrainer(address="ipc://t", connected=True, received=3))
+        _, path, fields, key = server.other[-1]
+        assert (path, fields["connected"], fields["received"], key) == ("/tlt/v1/trainer", True, 3, "Bearer admin")
         client.begin_weight_update()
         client.begin_weight_update("target")
         with pytest.raises(BadRequest, match="no weight update is open"):

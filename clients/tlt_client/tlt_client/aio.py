@@ -12,7 +12,7 @@ from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterUpdate, Event, Speculation, Status, StrategyUpdate
+from tlt_client.schemas import Drafter, DrafterTrainer, DrafterUpdate, Event, Load, Speculation, Status, StrategyUpdate
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -142,6 +142,9 @@ class AsyncClient:
     async def events(self, after: int = 0) -> list[Event]:
         return await self._run(self._session.events(after))
 
+    async def load(self) -> Load:
+        return await self._run(self._session.load())
+
     async def drafter(self) -> Drafter:
         return await self._run(self._session.drafter())
 
@@ -159,6 +162,9 @@ class AsyncClient:
 
     async def set_strategy(self, update: StrategyUpdate) -> Speculation:
         return await self._run(self._session.strategy(update))
+
+    async def report_trainer(self, trainer: DrafterTrainer) -> None:
+        await self._run(self._session.report_trainer(trainer))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:
         await self._run(self._session.begin_weight_update(selector))

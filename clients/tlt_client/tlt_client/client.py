@@ -11,7 +11,7 @@ import httpx
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterUpdate, Event, Speculation, Status, StrategyUpdate
+from tlt_client.schemas import Drafter, DrafterTrainer, DrafterUpdate, Event, Load, Speculation, Status, StrategyUpdate
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -173,6 +173,10 @@ class Client:
         """What happened to the weights after the event of this number, as far back as the server remembers."""
         return self._run(self._session.events(after))
 
+    def load(self) -> Load:
+        """Requests that run and that wait, as SGLang's /v1/loads counts them."""
+        return self._run(self._session.load())
+
     def drafter(self) -> Drafter:
         """Which drafter is in force. BadRequest (404) from a server without one."""
         return self._run(self._session.drafter())
@@ -199,6 +203,10 @@ class Client:
     def set_strategy(self, update: StrategyUpdate) -> Speculation:
         """From the next decode step on. VersionConflict from a server without a drafter."""
         return self._run(self._session.strategy(update))
+
+    def report_trainer(self, trainer: DrafterTrainer) -> None:
+        """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
+        self._run(self._session.report_trainer(trainer))
 
     def begin_weight_update(self, selector: str | None = None) -> None:
         """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""

@@ -151,12 +151,33 @@ class Event(msgspec.Struct, frozen=True):
     time: float
     """Seconds since 1970."""
     kind: str
-    """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; later versions have
-    others."""
+    """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; `trainer_connected`,
+    `_lost`; later versions have others."""
     replica: int
     """Of data parallelism; 0 without it."""
     detail: dict[str, str | int | float | bool | None]
     """What is to be said of an event of this kind."""
+
+
+class DrafterTrainer(msgspec.Struct, frozen=True, kw_only=True):
+    """The drafter trainer that a server follows, and how the link to it stands; `POST /tlt/v1/trainer`."""
+
+    address: str
+    connected: bool
+    """Whether it answers."""
+    received: int | None = None
+    """The last drafter that arrived whole; whether it is in force, the drafter's versions say."""
+    refused: int | None = None
+    """The last drafter that was turned away before it was whole."""
+    reason: str = ""
+    """Why it was."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Requests that a server has, over all replicas."""
+
+    running: int
+    waiting: int
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +196,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     counters: Counters
     versions: Versions | None = None
     """None from a server that is older than this."""
+    trainer: DrafterTrainer | None = None
+    """None from a server that follows none."""
     uptime_s: float
     help: str
     """One line for a person: what this state means and what to do about it, if anything."""

@@ -13,7 +13,17 @@ from tlt_client import errors, wire
 from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Sample
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterFreeze, DrafterUpdate, Event, Speculation, Status, StrategyUpdate
+from tlt_client.schemas import (
+    Drafter,
+    DrafterFreeze,
+    DrafterTrainer,
+    DrafterUpdate,
+    Event,
+    Load,
+    Speculation,
+    Status,
+    StrategyUpdate,
+)
 from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
 
@@ -123,6 +133,11 @@ class Session:
             raise errors.InvalidArgument(f"wait_s={wait_s}: must be a number of seconds, at least 0")
         yield from self.policy.ask(self._control("POST", f"/flush_cache?timeout={wait_s}", more_s=wait_s))
 
+    def load(self) -> Flow[Load]:
+        body = yield from self.policy.ask(self._control("GET", "/v1/loads?include=core"))
+        loads = wire.decode(wire.Loads, body, "/v1/loads").loads
+        return Load(sum(each.num_running_reqs for each in loads), sum(each.num_waiting_reqs for each in loads))
+
     # -- weights --
 
     def events(self, after: int) -> Flow[list[Event]]:
@@ -155,6 +170,9 @@ class Session:
         return wire.decode(
             Speculation, (yield from self.policy.ask(self._control("PUT" if body else "GET", path, body))), path
         )
+
+    def report_trainer(self, trainer: DrafterTrainer) -> Flow[None]:
+        yield from self.policy.ask(self._control("POST", "/tlt/v1/trainer", msgspec.json.encode(trainer)))
 
     def begin_weight_update(self, selector: str | None) -> Flow[None]:
         fields = wire.encode({} if selector is None else {"selector": selector})

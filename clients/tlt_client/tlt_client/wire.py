@@ -106,6 +106,17 @@ class Answer(msgspec.Struct):
     error: StreamFailure | None = None
 
 
+class ReplicaLoad(msgspec.Struct):
+    num_running_reqs: int
+    num_waiting_reqs: int
+
+
+class Loads(msgspec.Struct):
+    """A /v1/loads response."""
+
+    loads: list[ReplicaLoad]
+
+
 def decode(kind: type[T], body: bytes, path: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)

@@ -1,0 +1,207 @@
+"""What the bridge says to either side; the server's answers are given by the test."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import httpx
+import pytest
+from tlt_client import AsyncClient, Retry
+
+from tests.wire.ends import HELLO
+from tlt_server.link.bridge import Bridge
+from tlt_server.wire.messages import (
+    READS_NOTICES,
+    DrafterReady,
+    DrafterRefused,
+    DrafterSwapped,
+    Load,
+    Message,
+    TargetPublished,
+    TrainerLink,
+    decode,
+    encode,
+)
+
+LIVE = {
+    "live": {"version": 1, "path": "/d/1", "trained_on": 0, "sha256": "ab"},
+    "previous": None,
+    "staging": None,
+    "newest": 1,
+    "frozen": False,
+}
+READY = [DrafterReady(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
+
+
+class Routes:
+    """A server's routes.
+
+    answers: what each answers, in turn, the last one for ever; with a status, if it is not 200.
+    asked: the bodies of the POSTs, the queries of the GETs.
+    """
+
+    def __init__(self, **answers: Any) -> None:
+        quiet = {"events": [[]], "loads": [{"loads": []}], "update": [LIVE], "trainer": [{}]}
+        self.answers: dict[str, list[Any]] = quiet | answers
+        self.asked: dict[str, list[Any]] = {}
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        route = request.url.path.rsplit("/", 1)[1]
+        self.asked.setdefault(route, []).append(json.loads(request.content) if request.content else request.url.query)
+        if route == "update":
+            await self.may_answer.wait()
+        answers = self.answers[route]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        status, body = answer if isinstance(answer, tuple) else (200, answer)
+        return httpx.Response(status, json=body)
+
+    async def until(self, count: int, route: str) -> None:
+        """Until a route was asked so often."""
+        async with asyncio.timeout(10):
+            while len(self.asked.get(route, [])) < count:
+                await asyncio.sleep(0.005)
+
+
+class Receiver:
+    """The receiver's end of the pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.heard: list[Message] = []
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self._pipe.send_bytes(encode(message))
+
+    async def hears(self, count: int, kind: type[Message]) -> list[Message]:
+        """The first so many messages of a kind."""
+        for _ in range(1000):
+            while self._pipe.poll():
+                self.heard.append(decode([self._pipe.recv_bytes()], READS_NOTICES)[0])
+            found = [message for message in self.heard if isinstance(message, kind)]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.005)
+        raise AssertionError(self.heard)
+
+
+def bridged(routes: Routes, script: Callable[[Receiver], Awaitable[None]], seen: int = 0) -> None:
+    async def both() -> None:
+        ours, theirs = Pipe()
+        retry = Retry(attempts=1)
+        async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
+            running = asyncio.create_task(Bridge(client, ours, HELLO, seen, "ipc://t").run())
+            await script(Receiver(theirs))
+            running.cancel()
+            await asyncio.wait({running})
+        ours.close()
+        theirs.close()
+        if not running.cancelled():
+            running.result()
+
+    asyncio.run(both())
+
+
+def event(number: int, kind: str, replica: int = 0, **detail: Any) -> dict[str, Any]:
+    return {"number": number, "time": 0.0, "kind": kind, "replica": replica, "detail": detail}
+
+
+def test_events_become_notices() -> None:
+    happened = [
+        event(4, "target_published", version=1, weight_version="step-1"),
+        event(5, "target_published", version=2, weight_version=None),
+        event(6, "drafter_swapped", version=3, from_version=0),
+        event(7, "of a later version"),
+        event(9, "drafter_rolled_back", version=0, from_version=3, why="it was asked for"),
+    ]
+    elsewhere = [event(n, "target_published", replica=1, version=n, weight_version="x") for n in range(3, 30)]
+    routes = Routes(events=[happened[:2], httpx.ReadError("gone"), elsewhere, happened[2:], []])
+
+    async def script(receiver: Receiver) -> None:
+        assert await receiver.hears(2, DrafterSwapped) == [
+            DrafterSwapped(version=3, outcome="live", drafter_version=3),
+            DrafterSwapped(version=3, outcome="rolled_back", drafter_version=0, reason="it was asked for"),
+        ]
+        assert await receiver.hears(2, TargetPublished) == [
+            TargetPublished(target_version=1, weight_version="step-1"),
+            TargetPublished(target_version=2, weight_version="step-1"),
+        ]
+
+    bridged(routes, script, seen=3)
+    assert routes.asked["events"][:4] == [b"after=3", b"after=5", b"after=5", b"after=5"]
+
+
+def test_a_drafter_is_offered_and_what_was_overtaken_is_refused() -> None:
+    routes = Routes()
+    routes.may_answer.clear()
+
+    async def script(receiver: Receiver) -> None:
+        receiver.say(*READY[1:2])
+        await asyncio.sleep(0.1)
+        receiver.say(*READY[2:5])
+        await asyncio.sleep(0.1)
+        routes.may_answer.set()
+        refused = await receiver.hears(2, DrafterSwapped)
+        assert [(each.version, each.outcome) for each in refused] == [(2, "refused"), (3, "refused")]  # type: ignore[attr-defined]
+        assert "version 4 arrived before" in refused[1].reason  # type: ignore[attr-defined]
+
+    bridged(routes, script)
+    assert routes.asked["update"] == [
+        {"path": "/d/1", "version": 1, "trained_on": 0},
+        {"path": "/d/4", "version": 4, "trained_on": 0},
+    ]
+
+
+@pytest.mark.parametrize("status", [400, 401, 409, 500, 504])
+def test_whatever_the_server_says_against_a_drafter_reaches_the_trainer(status: int) -> None:
+    routes = Routes(update=[(status, {"message": "no drafter of mine"}), LIVE])
+
+    async def script(receiver: Receiver) -> None:
+        receiver.say(READY[1])
+        (refused,) = await receiver.hears(1, DrafterSwapped)
+        assert isinstance(refused, DrafterSwapped)
+        assert (refused.version, refused.outcome, refused.drafter_version) == (1, "refused", HELLO.drafter_version)
+        assert "no drafter of mine" in refused.reason
+        receiver.say(READY[2])
+        await routes.until(2, "update")
+
+    bridged(routes, script)
+
+
+def test_every_change_of_the_link_is_reported_once_and_in_order() -> None:
+    routes = Routes(trainer=[httpx.ReadError("gone"), (503, {}), {}])
+
+    async def script(receiver: Receiver) -> None:
+        receiver.say(TrainerLink(connected=True, rejected=0), DrafterRefused(version=1, reason="too old"), READY[2])
+        receiver.say(*(TrainerLink(connected=count < 9, rejected=count) for count in range(10)))
+        await routes.until(6, "trainer")
+
+    bridged(routes, script)
+    told = [(each["connected"], each["refused"], each["received"]) for each in routes.asked["trainer"]]
+    assert told[:3] == [(True, None, None)] * 3
+    assert told[3:] == [(True, 1, None), (True, 1, 2), (False, 1, 2)]
+
+
+def test_load() -> None:
+    replicas = [{"num_running_reqs": 3, "num_waiting_reqs": 1}, {"num_running_reqs": 2, "num_waiting_reqs": 0}]
+
+    async def script(receiver: Receiver) -> None:
+        assert await receiver.hears(1, Load) == [Load(running=5, waiting=1)]
+
+    bridged(Routes(loads=[{"loads": replicas}]), script)
+
+
+def test_a_server_that_refuses_its_own_link_ends_it() -> None:
+    async def script(receiver: Receiver) -> None:
+        await asyncio.sleep(0.2)
+
+    with pytest.raises(ExceptionGroup, match="TaskGroup") as failed:
+        bridged(Routes(events=[(401, {})]), script)
+    assert "401" in str(failed.value.exceptions[0])

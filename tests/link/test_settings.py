@@ -1,0 +1,92 @@
+"""What a link needs is checked before anything is loaded: each mistake is one line that names the value."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq.auth
+
+from tests.wire.ends import MODEL
+from tlt_server.cli import read_config
+from tlt_server.config import ServerConfig, Trainer
+from tlt_server.demo import default_paths
+from tlt_server.errors import ConfigError
+from tlt_server.launch import QUIETLY, compose, following
+from tlt_server.link import settings
+from tlt_server.link.settings import LinkSettings, settle
+from tlt_server.wire.receiver import lock_folder
+
+LOCAL = "tcp://127.0.0.1:7000"
+
+
+def settled(tmp_path: Path, address: str = LOCAL, **fields: Any) -> LinkSettings:
+    trainer = Trainer(address=address, **{"folder": str(tmp_path / "drafters")} | fields)
+    return settle(trainer, "http://127.0.0.1:30000", None, None, MODEL, tmp_path)
+
+
+def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = settled(tmp_path, folder=None)
+    assert made.name.endswith(":30000")
+    assert made.folder.name == f"tlt-drafters-{os.getuid()}-127.0.0.1:30000"
+    assert not made.folder.exists()
+    monkeypatch.setattr(settings, "MEMORY", tmp_path / "no such folder")
+    monkeypatch.setattr(settings.tempfile, "tempdir", str(tmp_path))
+    assert settled(tmp_path, folder=None).folder.parent == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:7000", "write ipc://PATH or tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "write ipc://PATH or tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:99999", "write ipc://PATH or tcp://HOST:PORT"),
+        ("tcp://10.0.0.1:7000", "leaves this machine: give CURVE keys"),
+    ],
+)
+def test_an_address_that_cannot_be_used(tmp_path: Path, address: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settled(tmp_path, address)
+
+
+def test_keys(tmp_path: Path) -> None:
+    public, secret = zmq.auth.create_certificates(tmp_path, "server")
+    made = settled(tmp_path, "tcp://10.0.0.1:7000", key=secret, trainer_key=public)
+    assert made.curve == (Path(secret), Path(public))
+    with pytest.raises(ConfigError, match="holds no secret key"):
+        settled(tmp_path, key=public, trainer_key=public)
+    with pytest.raises(ConfigError, match="belong together"):
+        settled(tmp_path, key=secret)
+
+
+def test_a_folder_that_another_server_uses(tmp_path: Path) -> None:
+    lock = lock_folder(tmp_path / "drafters")
+    with pytest.raises(ConfigError, match="give each server its own"):
+        settled(tmp_path)
+    os.close(lock)
+    settled(tmp_path)
+
+
+def test_a_server_that_cannot_follow(tmp_path: Path) -> None:
+    one = {"speculative_algorithm": "EAGLE", "nnodes": 1}
+    for fields, said in (({"speculative_algorithm": None}, "no drafter"), ({"nnodes": 2}, "on one machine")):
+        args: Any = SimpleNamespace(**one | fields)
+        with pytest.raises(ConfigError, match=said):
+            following(Trainer(address=LOCAL), args)
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tlt.toml"
+    file.write_text('[trainer]\naddress = "ipc://a"\nserver = "rollout-3"\n')
+    assert read_config(file).trainer == Trainer(address="ipc://a", server="rollout-3")
+    assert read_config(file, trainer=LOCAL).trainer == Trainer(address=LOCAL, server="rollout-3")
+    assert read_config(None, trainer=LOCAL).trainer == Trainer(address=LOCAL)
+
+
+def test_the_links_questions_stay_out_of_the_log() -> None:
+    model = ["--model-path", str(default_paths()[0])]
+    assert QUIETLY[0] not in compose(ServerConfig(), model, gpu=True)
+    config = ServerConfig(trainer=Trainer(address=LOCAL))
+    assert compose(config, model, gpu=True)[-len(QUIETLY) :] == QUIETLY
+    assert compose(config, [*model, QUIETLY[0], "/x"], gpu=True).count(QUIETLY[0]) == 1
