@@ -65,6 +65,23 @@ def test_damaged_weights(tmp_path: Path, damage: str) -> None:
     assert f"{weights}: damaged or incomplete" in line
 
 
+def test_drafter_init(tmp_path: Path) -> None:
+    command = ["drafter", "init", "--target", str(TARGET), "--out", str(tmp_path / "made"), "--kind", "eagle3"]
+    assert run(*command, "--draft-vocab", "8") == (
+        2,
+        "tlt-server: --draft-vocab and --token-counts: give both, or neither",
+    )
+    assert run(*command)[0] == 0
+    assert run(*command) == (2, f"tlt-server: {tmp_path / 'made'}: exists. Remove it, or name another folder")
+
+
 def test_help_and_version() -> None:
-    for arguments in (["--help"], ["serve", "--help"], ["fork", "--help"], ["demo", "--help"], ["--version"]):
+    for arguments in (
+        ["--help"],
+        ["serve", "--help"],
+        ["fork", "--help"],
+        ["drafter", "--help"],
+        ["demo", "--help"],
+        ["--version"],
+    ):
         assert run(*arguments)[0] == 0

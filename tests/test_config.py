@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.cli import read_config
-from tlt_server.config import ENVIRONMENT_VARIABLE, Arm, ServerConfig
+from tlt_server.config import AUTO, ENVIRONMENT_VARIABLE, Arm, DrafterKind, ServerConfig
 from tlt_server.errors import ConfigError
 
 steps, branches = st.integers(1, 16), st.integers(1, 16)
@@ -43,6 +43,11 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     file.write_text('drafter = "d"\narm = [5, 4, 16]\nspeculation = false\n')
     assert read_config(file) == ServerConfig(drafter="d", arm=Arm(5, 4, 16), speculation=False)
     assert read_config(file, arm="3,1,4", speculation=True) == ServerConfig(drafter="d")
+    assert read_config(file, "auto", speculation=True).begins_untrained
+    assert not read_config(file, "auto").begins_untrained, "it has no drafter"
+    assert read_config(file, drafter_kind=DrafterKind.EAGLE3).drafter_kind is DrafterKind.EAGLE3
+    file.write_text('drafter = "auto"\ndrafter_kind = "eagle3"\n')
+    assert read_config(file) == ServerConfig(drafter=AUTO, drafter_kind=DrafterKind.EAGLE3)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ("arm = [3, 1, 9]", "a chain verifies"),
         ("speculation = 1", "Expected `bool`"),
         ("drafter = ", "Invalid value"),
+        ('drafter_kind = "medusa"', "Invalid enum value 'medusa'"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:

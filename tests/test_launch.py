@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tlt_server.config import Arm, ServerConfig
+from tlt_server.config import AUTO, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
 from tlt_server.launch import CPU_FLAGS, compose
@@ -51,6 +51,29 @@ def test_the_users_own_speculation_is_left_alone() -> None:
 def test_no_speculation() -> None:
     argv = compose(ServerConfig(drafter=DRAFTER, speculation=False), MODEL, gpu=True)
     assert not [word for word in argv if word.startswith("--speculative")]
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), [(DrafterKind.EAGLE, "EAGLE"), (DrafterKind.EAGLE3, "EAGLE3")])
+@pytest.mark.parametrize("argv", [[], ["--model-path", TARGET], [f"--model={TARGET}"]])
+def test_auto_makes_a_drafter(
+    argv: list[str], kind: DrafterKind, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = values(compose(ServerConfig(drafter=AUTO, drafter_kind=kind), argv, gpu=True))
+    made = Path(flags["--speculative-draft-model-path"])
+    assert flags["--speculative-algorithm"] == algorithm
+    assert made.parent == tmp_path / "tlt-server/drafters"
+    check_models(Path(TARGET), made)
+
+
+def test_auto_needs_a_target_and_speculation_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="name the target by --model-path"):
+        compose(ServerConfig(drafter=AUTO), ["--config", "f.yaml"], gpu=True)
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        compose(ServerConfig(drafter=AUTO), [*MODEL, "--speculative-algorithm", "EAGLE"], gpu=True)
+    assert compose(ServerConfig(drafter=AUTO, speculation=False), MODEL, gpu=True) == [*MODEL, "--enable-metrics"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("flag", CPU_FLAGS)

@@ -1,4 +1,4 @@
-"""The command line: `tlt-server {fork, serve, demo}`. The only place that reads argv."""
+"""The command line: `tlt-server {fork, drafter, serve, demo}`. The only place that reads argv."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import Arm, ServerConfig, Trainer
-from tlt_server.errors import DemoFailed, TltError
+from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer
+from tlt_server.errors import ConfigError, DemoFailed, TltError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 fork = typer.Typer(no_args_is_help=True, help="Make, install and check our build of SGLang.")
 app.add_typer(fork, name="fork")
+drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter.")
+app.add_typer(drafter_app, name="drafter")
 _out = Console(highlight=False, soft_wrap=True)
 
 
@@ -62,13 +64,33 @@ def fork_check() -> None:
     _out.print(require_fork().message)
 
 
+@drafter_app.command("init")
+def drafter_init(
+    target: Annotated[str, typer.Option(help="Llama, Qwen2 or Qwen3: folder or hub name.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    kind: Annotated[DrafterKind, typer.Option(help="What to make.")] = DrafterKind.EAGLE,
+    draft_vocab: Annotated[int | None, typer.Option(help="Tokens that an eagle3 knows; all by default.")] = None,
+    token_counts: Annotated[Path | None, typer.Option(help='JSON, {"token id": count}, to choose them by.')] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+) -> None:
+    """Make a drafter of the right shape for a target, which has learnt nothing yet."""
+    if (draft_vocab is None) != (token_counts is None):
+        raise ConfigError("--draft-vocab and --token-counts: give both, or neither")
+    from tlt_server.drafter.folder import DraftVocabulary, create
+
+    known = None if draft_vocab is None or token_counts is None else DraftVocabulary(draft_vocab, token_counts)
+    config = create(target, out, kind, known, seed)
+    _out.print(f"{out} made: {config.architectures[0]}, untrained")
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]},
     epilog="Every flag of `sglang serve` works too: see `python -m sglang.launch_server --help`.",
 )
 def serve(
     context: typer.Context,
-    drafter: Annotated[str | None, typer.Option(help="An EAGLE or EAGLE-3 drafter: folder or hub name.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="An EAGLE or EAGLE-3 drafter: folder, hub name or auto.")] = None,
+    drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What --drafter auto makes; eagle.")] = None,
     arm: Annotated[str | None, typer.Option(help="num_steps,topk,num_draft_tokens; 3,1,4 by default.")] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Drafter trainer to follow: tcp://HOST:PORT, ipc://PATH.")] = None,
@@ -77,7 +99,7 @@ def serve(
     """Run the rollout server. Without a model it serves the small embedded one."""
     from tlt_server.fork.status import require_fork
 
-    config = read_config(tlt_config, drafter, arm, speculation, trainer)
+    config = read_config(tlt_config, drafter, arm, speculation, trainer, drafter_kind)
     require_fork()
     from tlt_server.launch import serve as run
 
@@ -109,6 +131,7 @@ def read_config(
     arm: str | None = None,
     speculation: bool | None = None,
     trainer: str | None = None,
+    drafter_kind: DrafterKind | None = None,
 ) -> ServerConfig:
     """Our settings: the file's, overridden by the flags that were given."""
     import msgspec
@@ -116,6 +139,7 @@ def read_config(
     config = ServerConfig.from_file(str(path)) if path else ServerConfig()
     given = {
         "drafter": drafter,
+        "drafter_kind": drafter_kind,
         "arm": Arm.parse(arm) if arm else None,
         "speculation": speculation,
         "trainer": msgspec.structs.replace(config.trainer or Trainer(address=""), address=trainer) if trainer else None,

@@ -6,6 +6,7 @@ patched SGLang behaves as upstream's.
 """
 
 import os
+from enum import StrEnum
 from typing import Annotated, Self
 
 import msgspec
@@ -13,6 +14,15 @@ import msgspec
 from tlt_server.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
+AUTO = "auto"
+"""In place of a drafter: make one that has learnt nothing yet."""
+
+
+class DrafterKind(StrEnum):
+    """A family of drafters, as the command line and the config file name it."""
+
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
 
 
 class Arm(msgspec.Struct, frozen=True, array_like=True):
@@ -78,8 +88,9 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tlt-server serve` adds to SGLang's flags.
 
-    drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; None: the embedded one for the embedded target, else
-        no speculation.
+    drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; `auto`: one is made, and not used before another is
+        sent; None: the embedded one for the embedded target, else no speculation.
+    drafter_kind: what `auto` makes.
     arm: the strategy that speculation runs with.
     speculation: False serves without a drafter whatever `drafter` says.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
@@ -88,10 +99,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     drafter: str | None = None
+    drafter_kind: DrafterKind = DrafterKind.EAGLE
     arm: Arm = Arm(3, 1, 4)
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     trainer: Trainer | None = None
+
+    @property
+    def begins_untrained(self) -> bool:
+        """Whether the drafter of the start has learnt nothing: no step may draft until another is in force."""
+        return self.drafter == AUTO and self.speculation
 
     def to_environment(self) -> None:
         """Hands the config to every process that is started from here on, and wakes the seams in this one."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import ServerConfig, Trainer
+from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import check_models, check_port, drafter_algorithm
 from tlt_server.support import require_supported
@@ -44,7 +44,7 @@ QUIETLY = ["--uvicorn-access-log-exclude-prefixes", "/tlt/v1/events", "/v1/loads
 
 
 def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str]:
-    """SGLang's argv: the user's flags unchanged, then ours for what they left open.
+    """SGLang's argv: the user's flags unchanged, then ours for what they left open. `--drafter auto` makes one here.
 
     Args:
         config: our settings.
@@ -52,7 +52,8 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
         gpu: whether the server will run on one.
 
     Raises:
-        ConfigError: the drafter is not one that SGLang loads, or the CPU is asked for where a GPU is in sight.
+        ConfigError: the drafter is not one that SGLang loads, or none can be made; or the CPU is asked for where a GPU
+            is in sight.
     """
     if gpu and "cpu" in _values(argv, "--device"):
         raise ConfigError("--device cpu beside a GPU: hide it from the server, with CUDA_VISIBLE_DEVICES= in front")
@@ -62,20 +63,40 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
         target, embedded_drafter = demo.default_paths()
         added["--model-path"] = str(target)
         drafter = drafter or str(embedded_drafter)
-    if drafter and config.speculation and not _given(argv, "--speculative-algorithm"):
-        added |= {
-            "--speculative-algorithm": drafter_algorithm(drafter),
-            "--speculative-draft-model-path": drafter,
-            "--speculative-num-steps": str(config.arm.num_steps),
-            "--speculative-eagle-topk": str(config.arm.topk),
-            "--speculative-num-draft-tokens": str(config.arm.num_draft_tokens),
-        }
+    own = _given(argv, "--speculative-algorithm")
+    if config.begins_untrained and own:
+        raise ConfigError("--drafter auto beside --speculative-algorithm: drop one of the two")
+    if drafter and config.speculation and not own:
+        if config.begins_untrained:
+            drafter = _make_drafter(argv, config.drafter_kind, added.get("--model-path"))
+        added |= _speculation(drafter, config.arm)
     if not gpu:
         added |= CPU_FLAGS
     flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]
     if config.trainer and not _given(argv, QUIETLY[0]):
         flags.append(QUIETLY)
     return [*argv, *(word for words in flags for word in words)]
+
+
+def _speculation(drafter: str, arm: Arm) -> dict[str, str]:
+    return {
+        "--speculative-algorithm": drafter_algorithm(drafter),
+        "--speculative-draft-model-path": drafter,
+        "--speculative-num-steps": str(arm.num_steps),
+        "--speculative-eagle-topk": str(arm.topk),
+        "--speculative-num-draft-tokens": str(arm.num_draft_tokens),
+    }
+
+
+def _make_drafter(argv: Sequence[str], kind: DrafterKind, embedded_target: str | None) -> str:
+    """The folder of an untrained drafter for the target, in the user's cache; an earlier start may have made it."""
+    from tlt_server.drafter.folder import cached
+
+    named = [embedded_target] if embedded_target else _values(argv, "--model-path") + _values(argv, "--model")
+    if not named:
+        raise ConfigError("--drafter auto: name the target by --model-path, not in SGLang's config file")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return str(cached(named[-1], kind, cache / "tlt-server" / "drafters"))
 
 
 def _given(argv: Sequence[str], flag: str) -> bool:

@@ -36,8 +36,7 @@ def drafter_algorithm(drafter: str) -> str:
     Raises:
         ConfigError: it cannot be read, or is not a drafter.
     """
-    folder = Path(drafter) if Path(drafter).is_dir() else _config_from_hub(drafter)
-    architecture = str((read_config(folder).get("architectures") or ["none"])[0])
+    architecture = str((read_config(model_folder("drafter", drafter)).get("architectures") or ["none"])[0])
     if "eagle3" in architecture.lower():
         return "EAGLE3"
     if "eagle" in architecture.lower():
@@ -45,17 +44,27 @@ def drafter_algorithm(drafter: str) -> str:
     raise ConfigError(f"drafter {drafter}: its architecture, {architecture}, is neither EAGLE's nor EAGLE-3's")
 
 
-def _config_from_hub(drafter: str) -> Path:
-    """Downloads a drafter's config.json; returns the folder that it lies in."""
+def model_folder(role: str, name: str) -> Path:
+    """The folder that a model's config.json lies in, downloaded if the model is on the hub.
+
+    Args:
+        role: what the model is to be, for the error.
+        name: a folder, or a name on the hub.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if Path(name).is_dir():
+        return Path(name)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(hf_hub_download(drafter, "config.json")).parent
+        return Path(hf_hub_download(name, "config.json")).parent
     except HFValidationError as error:
-        raise ConfigError(f"drafter {drafter}: no such folder, and not a name on the hub") from error
+        raise ConfigError(f"{role} {name}: no such folder, and not a name on the hub") from error
     except (HfHubHTTPError, OSError) as error:  # the network's edge
-        raise ConfigError(f"drafter {drafter}: no such folder, and the hub does not give it ({error})") from error
+        raise ConfigError(f"{role} {name}: no such folder, and the hub does not give it ({error})") from error
 
 
 def check_models(target: Path, drafter: Path) -> None:

@@ -1,0 +1,157 @@
+"""The config.json of a drafter, and what of the target's it follows from."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tlt_server.config import DrafterKind
+from tlt_server.errors import ConfigError
+
+Count = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Family(NamedTuple):
+    """Targets of one model type, and the class of SGLang's that drafts for them as EAGLE."""
+
+    architecture: str
+    eagle: str
+    eagle_model_type: str
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("LlamaForCausalLM", "LlamaForCausalLMEagle", "llama"),
+    "qwen2": Family("Qwen2ForCausalLM", "Qwen2ForCausalLMEagle", "qwen2"),
+    # SGLang has no EAGLE class of Qwen3's own; Llama's does without the norms of query and key
+    "qwen3": Family("Qwen3ForCausalLM", "LlamaForCausalLMEagle", "llama"),
+}
+EAGLE3 = "LlamaForCausalLMEagle3"  # for every family
+EAGLE3_LAYERS = 3
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What target and drafter have in common, by the names in config.json; other keys are ignored."""
+
+    architectures: tuple[str, ...]
+    model_type: str
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: Count
+    rms_norm_eps: float
+    # transformers 4 writes the first two, 5 the third
+    rope_theta: float | UnsetType = UNSET
+    rope_scaling: dict[str, Any] | UnsetType | None = UNSET
+    rope_parameters: dict[str, Any] | UnsetType = UNSET
+    dtype: Literal["bfloat16", "float16", "float32"] = "float32"
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head, D."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+class EagleConfig(msgspec.Struct, frozen=True):
+    """EAGLE-3's own part: the target's layers whose outputs the drafter reads, counted from 0."""
+
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...]
+
+
+class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
+    """A drafter's config.json.
+
+    draft_vocab_size: of EAGLE-3 alone: tokens that its own head knows; None: it has the target's head.
+    """
+
+    tie_word_embeddings: bool = False
+    draft_vocab_size: Count | UnsetType | None = UNSET
+    eagle_config: EagleConfig | UnsetType = UNSET
+
+    @property
+    def kind(self) -> DrafterKind:
+        return DrafterKind.EAGLE3 if self.architectures[0] == EAGLE3 else DrafterKind.EAGLE
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The target's layers whose outputs the drafter reads side by side; none for EAGLE."""
+        return self.eagle_config.eagle_aux_hidden_state_layer_ids if self.eagle_config else ()
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
+    """What a drafter needs to know of a target's config.json; `where` names it in the error.
+
+    Raises:
+        ConfigError: a target that no drafter can be made for, or a key that is missing or ill-typed.
+    """
+    model_type, architectures = str(raw.get("model_type")), raw.get("architectures") or []
+    family = FAMILIES.get(model_type)
+    if family is None or family.architecture not in architectures:
+        supported = ", ".join(f"{name} ({family.architecture})" for name, family in FAMILIES.items())
+        raise ConfigError(
+            f"{where}: model type {model_type} ({', '.join(architectures)}): no drafter can be made for it. "
+            f"Those supported are {supported}"
+        )
+    renamed = {"dtype": raw["torch_dtype"]} if raw.get("torch_dtype") and not raw.get("dtype") else {}
+    try:
+        return msgspec.convert({**raw, **renamed}, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | None = None) -> DrafterConfig:
+    """The config of a drafter with one layer of the target's sizes.
+
+    Args:
+        target: of a target.
+        kind: EAGLE or EAGLE-3.
+        draft_vocab: tokens that the drafter can propose; None: all.
+
+    Raises:
+        ConfigError: a vocabulary that cannot be, or too shallow a target.
+    """
+    if draft_vocab is not None:
+        _check_vocab(target, kind, draft_vocab)
+    common = {name: getattr(target, name) for name in ModelConfig.__struct_fields__}
+    common |= {"num_hidden_layers": 1, "num_key_value_heads": target.kv_heads, "head_dim": target.head_size}
+    if kind is DrafterKind.EAGLE:
+        family = FAMILIES[target.model_type]
+        return DrafterConfig(**common | {"architectures": (family.eagle,), "model_type": family.eagle_model_type})
+    return DrafterConfig(
+        **common | {"architectures": (EAGLE3,), "model_type": "llama"},
+        draft_vocab_size=draft_vocab,
+        eagle_config=EagleConfig(eagle3_layers(target.num_hidden_layers)),
+    )
+
+
+def eagle3_layers(layers: int) -> tuple[int, ...]:
+    """The target's layers, of `layers`, that an EAGLE-3 drafter reads: an early, a middle and a late one.
+
+    SGLang's choice, and so that of published drafters; a target too shallow for it gives the last three but one.
+
+    Raises:
+        ConfigError: fewer than four layers. The last one's output is not to be had.
+    """
+    if layers <= EAGLE3_LAYERS:
+        raise ConfigError(f"EAGLE-3 reads {EAGLE3_LAYERS} layers before the last; the target has {layers} in all")
+    early, middle, late = 1, layers // 2 - 1, layers - 4
+    return (early, middle, late) if early < middle < late else (layers - 4, layers - 3, layers - 2)
+
+
+def _check_vocab(target: ModelConfig, kind: DrafterKind, draft_vocab: int) -> None:
+    if kind is DrafterKind.EAGLE:
+        raise ConfigError(f"draft vocabulary {draft_vocab}: EAGLE has the target's head. Drop it, or make an eagle3")
+    if not 0 < draft_vocab < target.vocab_size:
+        raise ConfigError(f"draft vocabulary {draft_vocab}: must lie between 1 and {target.vocab_size - 1}")

@@ -1,0 +1,92 @@
+"""A drafter's folder, made for a target: where it was asked for, or in a cache."""
+
+import hashlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tlt_server import __version__
+from tlt_server.config import DrafterKind
+from tlt_server.drafter.config import DrafterConfig, drafter_config
+from tlt_server.drafter.initial import initial_weights, most_frequent, read_counts, vocabulary_of
+from tlt_server.drafter.target import find_target, read_tensor
+from tlt_server.errors import ConfigError
+
+
+class DraftVocabulary(NamedTuple):
+    """A drafter's own: its size, and a file that says how often each token of the target occurs."""
+
+    size: int
+    counts: Path
+
+
+def create(
+    target: str,
+    out: Path,
+    kind: DrafterKind = DrafterKind.EAGLE,
+    draft_vocab: DraftVocabulary | None = None,
+    seed: int = 0,
+) -> DrafterConfig:
+    """Writes a drafter that has learnt nothing: `config.json` and `model.safetensors`, whole or not at all.
+
+    Args:
+        target: a folder, or a name on the hub. Its weights are read for a draft vocabulary alone.
+        out: the folder to make.
+        kind: EAGLE or EAGLE-3.
+        draft_vocab: the drafter knows the most frequent tokens alone; its head starts as their rows of the target's.
+        seed: of what is random.
+
+    Raises:
+        ConfigError: a target that no drafter can be made for, or a folder that cannot be made.
+    """
+    folder, target_config = find_target(target)
+    config = drafter_config(target_config, kind, draft_vocab.size if draft_vocab else None)
+    if out.exists():
+        raise ConfigError(f"{out}: exists. Remove it, or name another folder")
+    tensors = initial_weights(config, seed)
+    if draft_vocab:
+        tokens = most_frequent(read_counts(draft_vocab.counts, config.vocab_size), draft_vocab.size)
+        head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight")  # the latter where they are tied
+        tensors["lm_head.weight"] = head[tokens].to(tensors["lm_head.weight"])
+        tensors |= vocabulary_of(tokens, config.vocab_size)
+    provenance = {"made_by": f"tlt-server {__version__}", "trained": "no", "target": target, "seed": str(seed)}
+    try:
+        _write(config, tensors, provenance, out)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{out}: cannot be written ({error}). Name another folder") from error
+    return config
+
+
+def cached(target: str, kind: DrafterKind, cache: Path) -> Path:
+    """The folder under `cache` of a drafter as `create` makes it, made unless an earlier call did.
+
+    Targets whose drafters have the same config share one. Calls at once, of several processes, do no harm.
+
+    Raises:
+        ConfigError: as `create`.
+    """
+    _, target_config = find_target(target)
+    digest = hashlib.sha256(drafter_config(target_config, kind).to_json()).hexdigest()
+    folder = cache / f"{kind}-{target_config.model_type}-{digest[:16]}"
+    if not folder.exists():
+        try:
+            create(target, folder, kind)
+        except ConfigError:
+            if not folder.exists():  # else another process was faster
+                raise
+    return folder
+
+
+def _write(config: DrafterConfig, tensors: dict[str, Tensor], provenance: dict[str, str], out: Path) -> None:
+    """Beside `out`, then moved there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        (whole / "config.json").write_bytes(config.to_json())
+        save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"} | provenance)
+        whole.rename(out)
