@@ -12,7 +12,7 @@ FLOORS = (
     {"errors", "torchvision", "__init__"},
     {"config", "metrics", "results", "support", "preflight", "process"},
     {"wire", "drafter"},
-    {"fork", "engine", "link"},
+    {"fork", "engine", "link", "trainer"},
     {"demo"},
     {"api"},
     {"launch"},

@@ -1,0 +1,176 @@
+"""Sequences from pieces in any order, against a table of every position; a buffer that stays within its bounds."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.errors import WireError
+from tlt_server.trainer.buffer import Buffer
+from tlt_server.trainer.features import Feature
+from tlt_server.trainer.packing import Run
+
+PROMPT, LENGTH, MAX_AGE = 5, 14, 2
+ROW_BYTES = 8 + 3 * 4
+PLENTY = 1 << 20
+
+
+def state(group: int, member: int, position: int, version: int) -> list[float]:
+    """Tells what a row is of; a prompt's rows are alike in the whole group."""
+    return [group * 10 + (member if position >= PROMPT else 9), position, version]
+
+
+def feature(group: int, member: int, first: int, stop: int, version: int) -> Feature:
+    at = range(first, stop)
+    tokens = torch.tensor([100 * group + (10 * member if p >= PROMPT else 0) + p for p in at])
+    states = torch.tensor([state(group, member, p, version) for p in at], dtype=torch.float32).reshape(-1, 3)
+    return Feature(f"{group}-{member}", group, PROMPT, first, tokens, states, version)
+
+
+features = st.builds(
+    lambda group, member, ends, version: feature(group, member, min(ends), max(ends) + 1, version),
+    st.integers(0, 1),
+    st.integers(0, 2),
+    st.tuples(st.integers(0, LENGTH - 1), st.integers(0, LENGTH - 1)),
+    st.integers(0, 4),
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run, by what its rows tell."""
+
+    first: int
+    rows: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, run: Run) -> "Span":
+        for token, (label, position, _) in zip(run.tokens.tolist(), run.states.tolist(), strict=True):
+            assert token == 100 * (label // 10) + (10 * (label % 10) if label % 10 < 9 else 0) + position
+        return cls(run.first, tuple(tuple(row) for row in run.states.tolist()))
+
+
+def table(given_: list[Feature], oldest: int) -> set[Span]:
+    """The runs of all requests, position by position."""
+    spans = set()
+    for group, member in {(f.group, int(f.request[-1])) for f in given_}:
+        newest: dict[int, int] = {}
+        for f in given_:
+            for position in range(f.first, f.first + len(f.tokens)):
+                mine = f.group == group and (f.request[-1] == str(member) or position < PROMPT)
+                if mine and f.target_version >= oldest:
+                    newest[position] = max(newest.get(position, 0), f.target_version)
+        run: list[int] = []
+        for position in range(LENGTH + 1):
+            if position in newest:
+                run.append(position)
+                continue
+            if len(run) > 1 and run[-1] >= PROMPT:
+                spans.add(Span(run[0], tuple(tuple(map(float, state(group, member, p, newest[p]))) for p in run)))
+            run = []
+    return spans
+
+
+@given(st.lists(features, max_size=12), st.randoms(use_true_random=False))
+def test_runs_are_what_the_pieces_cover_in_any_order(pieces: list[Feature], random: Random) -> None:
+    newest = max((piece.target_version for piece in pieces), default=0)
+    expected = table([p for p in pieces if p.target_version >= newest - MAX_AGE], newest - MAX_AGE)
+    # requests known by a prompt alone are forgotten at a publication, and nothing is asserted of their group's
+    for shuffled in (pieces, random.sample(pieces, len(pieces))):
+        buffer = Buffer(3, 3, PLENTY, MAX_AGE, held_out=0)
+        buffer.advance(newest)
+        for piece in shuffled:
+            buffer.add(piece)
+        assert {Span.of(run) for run in buffer.draw(PLENTY, random)} == expected
+        assert not buffer.dropped["contradiction"]
+
+
+@given(st.lists(features, max_size=30), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_bounds_hold_after_every_feature(pieces: list[Feature], rows: int, random: Random) -> None:
+    buffer = Buffer(3, 3, rows * ROW_BYTES, MAX_AGE, held_out=0.5)
+    for piece in pieces:
+        buffer.add(piece)
+        runs = buffer.draw(PLENTY, random) + buffer.held_out()
+        held = {tuple(row) for run in runs for row in run.states.tolist()}
+        assert len(held) * ROW_BYTES <= buffer.nbytes <= rows * ROW_BYTES
+        assert all(version >= buffer.newest - MAX_AGE for _, _, version in held)
+    for piece in pieces:  # nothing is counted that is not there
+        buffer.advance(piece.target_version + 10)
+    assert not pieces or buffer.nbytes == 0
+
+
+@given(st.lists(features, min_size=1, max_size=30), st.floats(0, 1), st.randoms(use_true_random=False))
+def test_what_judges_is_never_learnt(pieces: list[Feature], share: float, random: Random) -> None:
+    buffer = Buffer(3, 3, PLENTY, MAX_AGE, held_out=share)
+    for piece in pieces:
+        buffer.add(piece)
+    learnt, judged = buffer.draw(PLENTY, random), buffer.held_out()
+    groups = [{row[0] // 10 for run in runs for row in run.states.tolist()} for runs in (learnt, judged)]
+    assert not groups[0] & groups[1]
+    assert all(row[2] == buffer.newest for run in judged for row in run.states.tolist())
+
+
+def test_a_prompt_that_came_with_one_request_serves_its_group() -> None:
+    buffer = Buffer(3, 3, PLENTY, held_out=0)
+    buffer.add(feature(1, 0, 0, 9, version=0))
+    buffer.add(feature(1, 1, 5, 11, version=0))
+    assert sorted((run.first, len(run.tokens)) for run in buffer.draw(PLENTY, Random(0))) == [(0, 9), (0, 11)]
+    assert buffer.nbytes == (5 + 4 + 6) * ROW_BYTES
+
+
+def test_duplicates_take_no_room() -> None:
+    buffer = Buffer(3, 3, PLENTY)
+    for _ in range(3):
+        buffer.add(feature(1, 0, 2, 9, version=0))
+    assert buffer.nbytes == 7 * ROW_BYTES
+    assert buffer.dropped["known"] == 4  # prompt's part and response's, twice
+
+
+def test_a_piece_that_contradicts_its_request_is_dropped() -> None:
+    buffer = Buffer(3, 3, PLENTY)
+    good = feature(1, 0, 6, 10, version=0)
+    buffer.add(good)
+    buffer.add(replace(good, tokens=good.tokens + 1, target_version=1))
+    assert buffer.dropped == {"contradiction": 1}
+
+
+def test_features_of_another_model_are_refused() -> None:
+    buffer = Buffer(9, 3, PLENTY)
+    with pytest.raises(WireError, match=r"states \(4, 3\) .*this trainer's has 9 and 3"):
+        buffer.add(feature(1, 0, 0, 4, version=0))
+
+
+def test_of_the_step_before_the_long_sequences_stay() -> None:
+    buffer = Buffer(3, 3, 40 * ROW_BYTES, held_out=0)
+    for member, stop in enumerate((8, 14, 7, 13, 9)):
+        buffer.add(feature(member, 0, 5, stop, version=0))
+    for member in range(5, 10):
+        buffer.add(feature(member, 0, 5, 9, version=1))
+    lengths = [len(run.tokens) for run in buffer.draw(PLENTY, Random(0)) if run.states[0, 2] == 0]
+    assert sorted(lengths) == [8, 9]
+
+
+def test_a_draw_mixes_two_steps_by_share() -> None:
+    buffer = Buffer(3, 3, PLENTY, held_out=0)
+    for group in range(40):
+        buffer.add(feature(group, 0, 4, 14, version=0))
+    for group in range(40, 80):
+        buffer.add(feature(group, 0, 4, 9, version=1))
+    runs = buffer.draw(100, Random(0), earlier=0.25)
+    before = sum(run.entries for run in runs if run.states[0, 2] == 0)
+    assert 25 <= before < 25 + 9
+    assert 100 <= sum(run.entries for run in runs) < 100 + 9
+    alone = buffer.draw(300, Random(0), earlier=0.25)  # this step has 160 in all
+    assert sum(run.entries for run in alone if run.states[0, 2] == 0) >= 140
+
+
+def test_long_sequences_of_the_step_before_come_more_often() -> None:
+    buffer = Buffer(3, 3, PLENTY, held_out=0)
+    buffer.add(feature(0, 0, 5, 14, version=0))
+    buffer.add(feature(1, 0, 5, 8, version=0))
+    buffer.advance(1)
+    first = [len(buffer.draw(1, Random(seed), earlier=1)[0].tokens) for seed in range(2000)]
+    assert first.count(9) / 2000 == pytest.approx(9 / 12, abs=0.04)

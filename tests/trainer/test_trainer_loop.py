@@ -1,0 +1,72 @@
+"""Drafters that learn from nothing: features in pieces, a buffer, packs, steps, the gate, an export."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.models import config, embedded, from_nothing, frozen, rollouts, run_of, texts
+from tlt_server.trainer.buffer import Buffer
+from tlt_server.trainer.features import Feature
+from tlt_server.trainer.folder import Drafter, load_drafter
+from tlt_server.trainer.gate import accept_length
+from tlt_server.trainer.loop import Settings, Trainer
+from tlt_server.trainer.losses import Objective
+from tlt_server.trainer.packing import Run, join, pack
+
+CPU = torch.device("cpu")
+
+
+def features(run: Run, request: str, group: int) -> list[Feature]:
+    """A run as it would arrive: in pieces, the later ones first."""
+    parts = zip(*(each.split(50) for each in (run.tokens, run.states, run.finals)), strict=True)
+    pieces = [
+        Feature(request, group, run.prompt, 50 * number, tokens.int(), states, 0, finals)
+        for number, (tokens, states, finals) in enumerate(parts)
+    ]
+    return pieces[::-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "steps", "reached"),
+    [("eagle", Objective(steps=1, state=0.1), 25, 1.25), ("eagle3", Objective(steps=2, decay=0.8), 12, 1.25)],
+)
+def test_a_drafter_learns_from_nothing(
+    kind: str, objective: Objective, steps: int, reached: float, tmp_path: Path
+) -> None:
+    drafter, runs = from_nothing(kind), texts(kind, 25)
+    buffer = Buffer(runs[0].states.shape[1], 256, budget=1 << 28, held_out=0)
+    for number, run in enumerate(runs):
+        for feature in features(run, f"request {number}", number):
+            buffer.add(feature)
+    judged = pack(rollouts(kind), 1024, CPU)
+    before = accept_length(drafter, frozen(), judged, depth=3)
+    trainer = Trainer(drafter, frozen(), objective, Settings(rate=4e-3, warmup=10))
+    losses = [trainer.step(pack(buffer.draw(400, trainer.random), 512, CPU)).loss for _ in range(steps)]
+    assert losses[-1] < losses[0] / 1.5
+    after = accept_length(drafter, frozen(), judged, depth=3)
+    assert before < 1.1
+    assert after > reached
+    Drafter(drafter, config(kind)).export(tmp_path / "out", {})
+    exported = accept_length(load_drafter(tmp_path / "out").network, frozen(), judged, depth=3)
+    assert exported == pytest.approx(after, rel=0.01)  # bfloat16
+
+
+def test_a_step_over_several_packs_is_one_over_all_of_them() -> None:
+    runs = [run_of(torch.randint(2, 290, (length,)), 0, "eagle") for length in (5, 20, 11)]
+    apart, together = (Trainer(embedded("eagle"), frozen(), Objective(steps=1)) for _ in range(2))
+    one = apart.step([join([run]) for run in runs])
+    other = together.step([join(runs)])
+    assert one.chains == other.chains == 33
+    assert one.loss == pytest.approx(other.loss, rel=1e-4)
+    assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    trainer = Trainer(embedded("eagle"), frozen(), Objective(steps=1))
+    run = run_of(torch.arange(2, 20), 0, "eagle")
+    run.finals[3, 0] = float("nan")
+    metrics = trainer.step([join([run])])
+    assert metrics.skipped
+    for name, weight in embedded("eagle").named_parameters():
+        assert torch.equal(weight, trainer.network.get_parameter(name))

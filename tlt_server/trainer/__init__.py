@@ -1,0 +1,16 @@
+"""The drafter trainer: it keeps a drafter aligned with a target that changes. Nothing here imports SGLang.
+
+From features to a better drafter, a module for each step:
+
+    features.py     what a server tapped of the target, and its joining into runs of consecutive tokens
+    buffer.py       the runs in memory: bounded, of a few target versions, some kept to judge by
+    packing.py      runs side by side, to a budget of tokens
+    network.py      the drafters (rope.py, attention.py: their parts)
+    chains.py       chains of drafts from every token of a pack at once
+    losses.py       what they are compared with
+    loop.py         one step of training
+    gate.py         the expected accept length of a drafter; policy.py: when it is published
+    folder.py       drafters in and out
+    checkpoint.py   what a trainer that was killed goes on from
+    spot.py         on which GPUs to train, and when to give them back
+"""

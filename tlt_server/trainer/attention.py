@@ -1,0 +1,98 @@
+"""Attention of drafting chains over packed sequences: none of it crosses a sequence's border.
+
+Every row of a pack starts a chain of its own. Its query in step k sees the target's features up to its own row (the
+keys of step 0, which is causal attention within the sequence, the same in every step), and of the steps 1 to k its own
+row alone: the drafts of its own chain. The first part is a `Base`; a row's own part is k dot products. As the base also
+tells the logarithm of its softmax's denominator, the two are joined exactly:
+
+    o = (e^L o_base + sum_m e^(s_m) v_m) / (e^L + sum_m e^(s_m))
+
+Below, heads come first: query [Q, N, D], key and value [K, N, D] for N rows, where Q / K query heads share a key head.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Base: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""query, key, value -> what is mixed [Q, N, D], and the log-sum-exp of the scores [Q, N] in float32."""
+
+
+def by_sequence(bounds: Sequence[tuple[int, int]]) -> Base:
+    """One sequence after another, in plain torch: for a CPU, and the reference for `flex`.
+
+    bounds: first row, and the row after the last, of each sequence; together all rows, in order.
+    """
+
+    def base(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [_causal(*(x[:, first:stop] for x in (query, key, value))) for first, stop in bounds]
+        mixed, denominators = zip(*parts, strict=True)
+        return torch.cat(mixed, dim=1), torch.cat(denominators, dim=1)
+
+    return base
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    length, dim = query.shape[1:]
+    grouped = query.unflatten(0, (len(key), -1))
+    scores = (grouped @ key[:, None].transpose(-1, -2)).float() * dim**-0.5
+    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    denominators = scores.logsumexp(-1)
+    weights = (scores - denominators[..., None]).exp().to(value.dtype)
+    return (weights @ value[:, None]).flatten(0, 1), denominators.flatten(0, 1)
+
+
+def flex(sequence: Tensor) -> Base:
+    """One kernel over all rows, which skips the blocks that lie between sequences (FlexAttention, arXiv 2412.05496).
+
+    For a GPU: torch has no backward pass of it on a CPU. sequence: [N] int, which of the packed sequences a row is of.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (sequence[query] == sequence[key]) & (key <= query)
+
+    mask = create_block_mask(visible, None, None, len(sequence), len(sequence), device=str(sequence.device))
+
+    def base(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, extra = _flex_kernel()(
+            query[None], key[None], value[None], block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
+        )
+        return mixed[0], extra.lse[0]
+
+    return base
+
+
+@cache
+def _flex_kernel() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+class ChainAttention:
+    """Attention in one step of all chains after another; called once for each step, in order."""
+
+    def __init__(self, base: Base) -> None:
+        self._base = base
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What each row's query sees: [Q, N, D]."""
+        self._keys.append(key)
+        self._values.append(value)
+        mixed, denominator = self._base(query, self._keys[0], self._values[0])
+        if len(self._keys) == 1:
+            return mixed
+        sharing, scale = len(query) // len(key), query.shape[-1] ** -0.5
+        own = [(query * each.repeat_interleave(sharing, 0)).float().sum(-1) * scale for each in self._keys[1:]]
+        weights = torch.stack([denominator, *own]).softmax(0).to(value.dtype)[..., None]
+        mixed = weights[0] * mixed
+        for weight, each in zip(weights[1:], self._values[1:], strict=True):
+            mixed = mixed + weight * each.repeat_interleave(sharing, 0)
+        return mixed

@@ -1,0 +1,145 @@
+"""Checkpoints that training hardly waits for, and that a kill at any moment cannot spoil.
+
+    FOLDER/step-00001200/state.safetensors     every tensor that training goes on from
+                         facts.json            the marker: written last, so what it lies beside is whole
+    FOLDER/.step-00001250                      being written
+
+Whatever else a kill leaves is removed at the next start.
+
+Training waits while tensors are copied to host memory; a thread writes them, and each save waits for the one before.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tlt_server.errors import ConfigError
+
+TENSORS, MARKER = "state.safetensors", "facts.json"
+
+
+class Saved(NamedTuple):
+    """A checkpoint as it was saved."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one trainer; nobody else writes to its folder.
+
+    Args:
+        folder: made if it is not there.
+        keep: how many of the latest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self._folder, self._keep = folder, keep
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._host: dict[str, Tensor] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in {*folder.glob(".step-*"), *folder.glob("step-*")} - set(self._steps()):
+            shutil.rmtree(left)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Copies the tensors, and returns while they are written; they may change then.
+
+        Args:
+            step: number of the checkpoint; larger than any before.
+            tensors: on any device.
+            facts: what else is needed, as JSON can hold it.
+
+        Raises:
+            OSError: the checkpoint before could not be written.
+        """
+        self.wait()
+        is_copied = self._copy(tensors)
+        content = msgspec.json.encode(facts)
+        self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
+
+    def wait(self) -> None:
+        """Until nothing is being written.
+
+        Raises:
+            OSError: the last checkpoint could not be written.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def close(self) -> None:
+        """Waits, as `wait` does, and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def newest(self) -> Saved | None:
+        """The last checkpoint that is whole, or None.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        if not (steps := self._steps()):
+            return None
+        try:
+            facts = msgspec.json.decode((steps[-1] / MARKER).read_bytes(), type=dict[str, Any])
+            return Saved(load_file(steps[-1] / TENSORS), facts)
+        except (OSError, SafetensorError, msgspec.DecodeError) as error:
+            raise ConfigError(
+                f"checkpoint {steps[-1]}: damaged ({error}). Remove it to resume from an older"
+            ) from error
+
+    def _steps(self) -> list[Path]:
+        return sorted(marker.parent for marker in self._folder.glob(f"step-*/{MARKER}"))
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Into host memory that stays, pinned where it is a GPU's; the copy is made when the result returns.
+
+        What comes later on the GPU's stream comes after the copy, so training need not wait for it.
+        """
+        if tensors.keys() != self._host.keys():
+            self._host = {
+                name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                for name, tensor in tensors.items()
+            }
+        for name, tensor in tensors.items():
+            self._host[name].copy_(tensor, non_blocking=True)
+        if not any(tensor.is_cuda for tensor in tensors.values()):
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return lambda: event.synchronize()  # noqa: PLW0108 - torch's own has no type
+
+    def _write(self, step: int, tensors: dict[str, Tensor], facts: bytes, is_copied: Callable[[], None]) -> None:
+        whole = self._folder / f"step-{step:08}"
+        partial = self._folder / f".{whole.name}"
+        partial.mkdir()
+        is_copied()
+        save_file(tensors, partial / TENSORS)
+        _to_disk(partial / TENSORS)
+        (partial / MARKER).write_bytes(facts)
+        _to_disk(partial / MARKER)
+        partial.rename(whole)
+        _to_disk(self._folder)
+        for old in self._steps()[: -self._keep]:
+            (old / MARKER).unlink()  # first: a folder half removed is no checkpoint
+            shutil.rmtree(old)
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""When a drafter is published."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """At once where that helps after a publication of the target, else by a margin, or after so many steps.
+
+    margin: share by which the expected accept length must grow; smaller differences are noise, or not worth a swap.
+    every: training steps since the last publication of the drafter after which any gain is enough.
+    """
+
+    margin: float = 0.01
+    every: int = 1000
+
+    def reason(self, candidate: float, live: float, *, target_moved: bool, steps: int) -> str | None:
+        """Why to publish now, or None to go on training. A drafter that is not better is never published.
+
+        Args:
+            candidate: expected accept length of the drafter in training.
+            live: of the one in force, on the same features; 1 where there is none.
+            target_moved: the target was published since a drafter last was.
+            steps: of training since a drafter was last published.
+        """
+        if not candidate > live:  # so that one that diverged, whose length is not a number, stays here
+            return None
+        gain = f"accept length {live:.3f} -> {candidate:.3f}"
+        if candidate >= live * (1 + self.margin):
+            return gain
+        if target_moved:
+            return f"{gain}, the target moved"
+        return f"{gain} after {steps} steps" if steps >= self.every else None
