@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from tlt_server.engine.tensorfile import DTYPES, TensorFile
+from tlt_server.engine.tensorfile import CHUNK, DTYPES, Buffer, TensorFile
 from tlt_server.errors import UpdateRefused
 
 ON_FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -31,7 +31,7 @@ def test_what_the_library_writes_is_read(tmp_path: Path, specs: dict[str, tuple[
     tensors = {name: random(*spec) for name, spec in specs.items()}
     file = tmp_path / "m.safetensors"
     file.write_bytes(save(tensors, {"format": "pt"} if meta else None))
-    read = TensorFile(file)
+    read = TensorFile(file, Buffer())
     assert read.sha256() == hashlib.sha256(file.read_bytes()).hexdigest()
     found = read.tensors()
     assert found.keys() == tensors.keys()
@@ -56,7 +56,7 @@ def test_a_damaged_file_is_refused_or_read_within_its_bounds(tmp_path: Path, dat
     file = tmp_path / "m.safetensors"
     file.write_bytes(damaged)
     with contextlib.suppress(UpdateRefused):
-        found = TensorFile(file).tensors()
+        found = TensorFile(file, Buffer()).tensors()
         assert all(tensor.numel() * tensor.itemsize <= len(damaged) for tensor in found.values())
 
 
@@ -67,7 +67,7 @@ def test_every_cut_is_refused(tmp_path: Path, length: int) -> None:
     with pytest.raises(SafetensorError), safe_open(file, "pt"):
         pass
     with pytest.raises(UpdateRefused, match=r"cut short|not a safetensors"):
-        TensorFile(file).tensors()
+        TensorFile(file, Buffer()).tensors()
 
 
 def test_tensors_may_lie_anywhere(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_tensors_may_lie_anywhere(tmp_path: Path) -> None:
     )
     file = tmp_path / "m.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"\x05" + (7).to_bytes(8, "little"))
-    found = TensorFile(file).tensors()
+    found = TensorFile(file, Buffer()).tensors()
     assert (found["a"].item(), found["b"].item()) == (5, 7)
 
 
@@ -85,13 +85,27 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none", tmp_path, tmp_path / "pipe"):
         with pytest.raises(UpdateRefused, match="no such file"):
-            TensorFile(path)
+            TensorFile(path, Buffer())
 
 
 def test_the_bytes_are_its_own(tmp_path: Path) -> None:
     """Whatever becomes of the file: one that was mapped would end the process when it is cut short."""
     file = tmp_path / "m.safetensors"
     file.write_bytes(WHOLE)
-    read = TensorFile(file)
+    read = TensorFile(file, Buffer())
     file.write_bytes(b"")
     assert torch.equal(read.tensors()["b"], torch.arange(5))
+
+
+def test_one_buffer_serves_one_file_after_another(tmp_path: Path) -> None:
+    """A smaller one and a larger one; and the hash is of all of a file that is read in several pieces."""
+    buffer = Buffer()
+    for length in (CHUNK // 4 + 7, 3, CHUNK // 2 + 1, 0):
+        tensors = {"a": torch.randint(0, 1 << 40, (length,)), "b": torch.arange(length)}
+        file = tmp_path / "m.safetensors"
+        file.write_bytes(save(tensors))
+        read = TensorFile(file, buffer)
+        assert {name: tensor.tolist() for name, tensor in read.tensors().items()} == {
+            name: tensor.tolist() for name, tensor in tensors.items()
+        }
+        assert read.sha256() == hashlib.sha256(file.read_bytes()).hexdigest()

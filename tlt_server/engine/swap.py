@@ -5,6 +5,7 @@ with the target (the embedding, for EAGLE the head too) is no part of any of the
 """
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from tlt_server.engine.schema import Schema, Spec, start_schema
 from tlt_server.engine.shadow import shadow_of
-from tlt_server.engine.tensorfile import TensorFile
+from tlt_server.engine.tensorfile import Buffer, TensorFile
 from tlt_server.errors import UpdateRefused
 
 Tensors = Mapping[str, torch.Tensor]
@@ -71,6 +72,7 @@ class DrafterWeights:
             self._staged.append(self._hot.clone())
         self._previous = [torch.empty_like(live) for live in self._live]
         self._device = self._live[0].device
+        self._buffer = Buffer(_file_size(self._schema or {}), pinned=self._device.type == "cuda")
 
     # -- off the hot path --
 
@@ -85,10 +87,7 @@ class DrafterWeights:
         Raises:
             UpdateRefused: it is not a drafter for this server; the message says why.
         """
-        file = TensorFile(self._file(path))
-        found = file.sha256()
-        if sha256 is not None and found != sha256.lower():
-            raise UpdateRefused(f"{path}: its sha256 is {found}, not {sha256.lower()}")
+        file = TensorFile(self._file(path), self._buffer)
         tensors = file.tensors()
         self._check(tensors)
         with self._aside():
@@ -96,6 +95,9 @@ class DrafterWeights:
             if self._hot is not None:
                 self._staged[-1].copy_(self._token_map())
             self._check_finite()
+        found = file.sha256()
+        if sha256 is not None and found != sha256.lower():
+            raise UpdateRefused(f"{path}: its sha256 is {found}, not {sha256.lower()}")
         return Staged(found)
 
     def _file(self, path: Path) -> Path:
@@ -153,10 +155,13 @@ class DrafterWeights:
         return tokens
 
     def _check_finite(self) -> None:
-        """On the device, where it costs one pass over memory; after the cast to the drafter's dtype."""
-        for name, parameter in self._shadow.named_parameters():
-            if not (parameter.is_meta or bool(torch.isfinite(parameter).all())):
-                raise UpdateRefused(f"{name} holds NaN or infinity")
+        """After the cast to the drafter's dtype. By the extremes, of which NaN would be one: that takes one pass over
+        memory, no more of it, and one wait for the device."""
+        owned = [(name, p) for name, p in self._shadow.named_parameters() if not p.is_meta]
+        extremes = torch.stack([torch.stack(torch.aminmax(p)).float() for _, p in owned])
+        finite = torch.isfinite(extremes).all(1).tolist()
+        if wrong := [name for (name, _), fine in zip(owned, finite, strict=True) if not fine]:
+            raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
 
     def _aside(self) -> AbstractContextManager[Any]:
         """Work on the GPU inside does not wait for the decode steps, nor they for it; all of it is done at the end."""
@@ -200,6 +205,11 @@ def _raw_config(model_config: Any) -> Mapping[str, Any]:
     config: Mapping[str, Any]
     config, _ = PretrainedConfig.get_config_dict(model_config.model_path, revision=model_config.revision)
     return config
+
+
+def _file_size(schema: Schema) -> int:
+    """About how many bytes a file of these tensors has."""
+    return sum(spec.dtype.itemsize * int(math.prod(spec.shape)) for spec in schema.values()) + (1 << 20)
 
 
 def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:

@@ -2,13 +2,15 @@
 
 Not by the library, for two reasons. It maps the file: whoever cuts the file short meanwhile ends the process (SIGBUS).
 And reading from bytes it copies each tensor while it holds the interpreter's lock, which the decode loop waits for.
-Here the lock is given up for all that takes time: the read, the hash, the copies.
+Here the lock is given up for all that takes time: the read, the hash, the copies. The hash is the slowest of them, and
+has a thread of its own.
 
 The format: https://github.com/huggingface/safetensors#format
 """
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -30,6 +32,28 @@ DTYPES = {
 }
 
 
+CHUNK = 1 << 24
+"""Bytes that are read before they are handed to the hash."""
+
+
+class Buffer:
+    """Memory for one file after another: to touch fresh memory first takes longer than to read into it.
+
+    size: bytes to begin with; a larger file makes it grow.
+    pinned: whether a GPU copies out of it: at its full rate, and without a lock that kernel launches wait for.
+    """
+
+    def __init__(self, size: int = 0, *, pinned: bool = False) -> None:
+        self._pinned = pinned
+        self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+
+    def room(self, size: int) -> torch.Tensor:
+        """Its first bytes: [size] uint8, over what was read before."""
+        if size > len(self._bytes):
+            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        return self._bytes[:size]
+
+
 class _Entry(msgspec.Struct):
     dtype: str
     shape: list[int]
@@ -39,19 +63,25 @@ class _Entry(msgspec.Struct):
 class TensorFile:
     """The bytes of a file; hashing and reading are of the same bytes, whatever becomes of the file.
 
+    path: of the file.
+    buffer: where they lie, until the next file is read into it.
+
     Raises:
         UpdateRefused: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, buffer: Buffer) -> None:
         self._name = path.name
         if not path.is_file():  # a pipe would be waited for
             raise UpdateRefused(f"{path}: no such file")
+        self._hash = hashlib.sha256()
+        self._hashing = ThreadPoolExecutor(1, "drafter-hash")
         try:
             with path.open("rb", buffering=0) as file:
-                self._bytes = torch.empty(path.stat().st_size, dtype=torch.uint8)
+                self._bytes = buffer.room(path.stat().st_size)
                 view, done = memoryview(self._bytes.numpy()), 0
-                while count := file.readinto(view[done:]):
+                while count := file.readinto(view[done : done + CHUNK]):
+                    self._hashing.submit(self._hash.update, view[done : done + count])
                     done += count
         except OSError as error:
             raise UpdateRefused(f"{path}: {error.strerror}") from error
@@ -59,8 +89,9 @@ class TensorFile:
             raise UpdateRefused(f"{path}: it grew shorter while it was read")
 
     def sha256(self) -> str:
-        """In lower-case hexadecimal."""
-        return hashlib.sha256(self._bytes.numpy()).hexdigest()
+        """In lower-case hexadecimal. Waits for the hash, which may be behind."""
+        self._hashing.shutdown()
+        return self._hash.hexdigest()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors by name, views of the bytes.
