@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tlt_client import Client, SamplingParams
+from tlt_client import Client, SamplingParams, VersionConflict
 
 from tests.server.conftest import PROMPTS, Servers
 from tests.server.trainer import CHAIN, DRAFTERS, PLAIN, Trainer, noisy, tensors_of, while_running
@@ -82,6 +82,33 @@ def test_a_stream_says_its_versions_too(servers: Servers) -> None:
     assert versions is not None
     assert (span.start, span.end, span.target_version) == (0, 20, versions.target.version)
     assert span.version == versions.target.weight_version
+
+
+def test_a_request_gets_the_version_that_it_needs_or_none(servers: Servers) -> None:
+    """On every route; many at once share the question to the scheduler."""
+    trainer = Trainer(servers.get(PLAIN))
+    trainer.post("/update_weight_version", new_version="needed").raise_for_status()
+    asked = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 4}
+    with Client(str(trainer.http.base_url)) as client:
+        number = client.status().versions.target.version
+        short = SamplingParams(max_new_tokens=4)
+        for version in ("needed", number):
+            rollouts = client.generate_group(PROMPTS[0], 32, short, version=version)
+            assert {rollout.weight_versions[0].version for rollout in rollouts} == {"needed"}
+        for version in ("another", number + 1):
+            with pytest.raises(VersionConflict, match="'needed' is, target_version"):
+                client.generate(PROMPTS[0], short, version=version)
+        trainer.post("/begin_weight_update").raise_for_status()
+        trainer.disk(TARGET, weight_version="next").raise_for_status()
+        with pytest.raises(VersionConflict, match="under way"):
+            client.generate(PROMPTS[0], short, version="next")
+        trainer.post("/end_weight_update").raise_for_status()
+        assert client.generate(PROMPTS[0], short, version="next").weight_versions[0].target_version == number + 1
+    for header, status in (({}, 200), ({"X-TLT-Weight-Version": "next"}, 200), ({"x-tlt-target-version": "0"}, 409)):
+        assert trainer.http.post("/v1/completions", json=asked, headers=header).status_code == status
+    answer = trainer.http.post("/v1/completions", json=asked, headers={"x-tlt-target-version": "-1"})
+    assert (answer.status_code, "is not a number" in answer.json()["message"]) == (400, True)
+    trainer.close()
 
 
 def test_the_openai_route_is_as_it_was(servers: Servers) -> None:

@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
 from tlt_server.api import drafter, strategy, weights
+from tlt_server.api.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
 from tlt_server.engine.messages import ReadVersions
@@ -27,6 +28,7 @@ def add_routes(app: FastAPI) -> None:
     for route in (*router.routes, *weights.router.routes, *drafter.router.routes, *strategy.router.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
+    app.add_middleware(NeededWeights)
 
 
 def registry() -> "CollectorRegistry":

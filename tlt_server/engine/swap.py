@@ -209,7 +209,8 @@ def _raw_config(model_config: Any) -> Mapping[str, Any]:
 
 def _file_size(schema: Schema) -> int:
     """About how many bytes a file of these tensors has."""
-    return sum(spec.dtype.itemsize * int(math.prod(spec.shape)) for spec in schema.values()) + (1 << 20)
+    size: int = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in schema.values())
+    return size + (1 << 20)
 
 
 def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:

@@ -69,6 +69,7 @@ class StandIn(ThreadingHTTPServer):
         self.acts = deque(acts)
         self.rids: list[str] = []
         self.bodies: list[Json] = []
+        self.versions: list[dict[str, str]] = []
         self.aborted: list[str] = []
         self.other: list[tuple[str, str, Json, str | None]] = []
         self.changed = threading.Condition()
@@ -119,6 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.path == "/generate":
                 self.server.rids.append(fields["rid"])
                 self.server.bodies.append(fields)
+                self.server.versions.append({k: v for k, v in self.headers.items() if k.startswith("X-TLT")})
                 self.server.running += 1
                 self.server.most_running = max(self.server.most_running, self.server.running)
                 act = self.server.acts.popleft() if self.server.acts else well

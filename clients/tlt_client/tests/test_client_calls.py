@@ -82,6 +82,25 @@ def test_a_rollout_holds_all_that_the_server_says(connect: Connect) -> None:
     assert (given.weight_version, given.accept_length, given.spec, given.aborted) == ("default", None, None, False)
 
 
+def test_a_rollout_may_need_a_version(connect: Connect) -> None:
+    refusal = {"message": "weight_version 'step 7' is not in force: 'step 6' is, target_version 6"}
+    with serving(well, well, well, well, says(409, refusal)) as server:
+        client = connect(server.url)
+        client.generate("ab")
+        client.generate("ab", version="step 7")
+        client.generate_group("ab", 1, version=0)
+        client.stream("ab", version=7)
+        assert server.versions == [
+            {}, {"X-TLT-Weight-Version": "step 7"}, {"X-TLT-Target-Version": "0"}, {"X-TLT-Target-Version": "7"}
+        ]  # fmt: skip
+        with pytest.raises(VersionConflict, match="'step 6' is"):
+            client.generate_batch(["ab"], version="step 7")
+        for version in ("", "stępień", "a\nb"):
+            with pytest.raises(InvalidArgument, match="printable ASCII"):
+                client.generate("ab", version=version)
+    assert len(server.bodies) == 5
+
+
 NEW = {"spec_verify_ct": 2, "spec_num_correct_drafts": 1, "spec_num_proposed_drafts": 6}
 OLD = {"spec_verify_ct": 2, "spec_accept_token_num": 1, "spec_draft_token_num": 6}
 

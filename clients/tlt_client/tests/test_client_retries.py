@@ -218,7 +218,7 @@ def test_a_rollout_that_somebody_aborts_is_returned_as_far_as_it_came(connect: C
 def test_a_batch_is_given_up_without_a_time_out_for_each_sample() -> None:
     """A flow needs no server: what it wants is what it yields."""
     session = Session()
-    samples = session.samples(["a", "b", "c"], None, logprobs=False, deadline_s=None, extra=None)
+    samples = session.samples(["a", "b", "c"], None, logprobs=False, deadline_s=None, extra=None, version=None)
     samples[1].in_flight = samples[2].in_flight = True
     for outcome, calls in (("told", 2), ("unreachable", 1)):
         flow, asked = session.abandon(samples), []

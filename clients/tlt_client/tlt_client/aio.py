@@ -69,9 +69,10 @@ class AsyncClient:
         deadline_s: float | None = None,
         rid: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> Rollout:
         (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
         )
         return await self._run(self._session.rollout(sample))
 
@@ -83,9 +84,12 @@ class AsyncClient:
         logprobs: bool = False,
         deadline_s: float | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> list[Rollout]:
         return await self._all(
-            self._session.samples(prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+            self._session.samples(
+                prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
+            )
         )
 
     async def generate_group(
@@ -97,9 +101,12 @@ class AsyncClient:
         logprobs: bool = False,
         deadline_s: float | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> list[Rollout]:
         return await self._all(
-            self._session.group(prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+            self._session.group(
+                prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
+            )
         )
 
     def stream(
@@ -111,10 +118,11 @@ class AsyncClient:
         deadline_s: float | None = None,
         rid: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """To leave the loop early, iterate inside `contextlib.aclosing`: else the loop closes it when it gets to it."""
         (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
         )
         return self._chunks(Streaming(self._session, sample))
 

@@ -31,6 +31,10 @@ class Client:
     batch that is larger. The first failure ends the batch: the samples still running are aborted, and the error that is
     raised holds those that are complete (`error.finished`).
 
+    A `version` is of the target, and must be in force when a rollout begins: the trainer's name for the weights (str),
+    or the server's number, `Versions.target.version` (int). VersionConflict where it is not. A plain SGLang does not
+    look.
+
     base_url: of the server, as http://127.0.0.1:30000; a path in it is kept.
     api_key, admin_key: SGLang's `--api-key` and `--admin-api-key`; the second is for control routes, abort among them.
     transport: any httpx transport. The default takes no proxy from the environment, since rollout servers are inside
@@ -83,13 +87,14 @@ class Client:
         deadline_s: float | None = None,
         rid: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> Rollout:
         """One rollout. `extra` holds other fields of SGLang's request, as {"priority": 1}.
 
         No rid may begin with another one that is in flight: an abort of the shorter would end both.
         """
         (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
         )
         return self._run(self._session.rollout(sample))
 
@@ -101,10 +106,13 @@ class Client:
         logprobs: bool = False,
         deadline_s: float | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> list[Rollout]:
         """One rollout for each prompt, in order. `sampling` is for all, or one for each."""
         return self._all(
-            self._session.samples(prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+            self._session.samples(
+                prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
+            )
         )
 
     def generate_group(
@@ -116,10 +124,13 @@ class Client:
         logprobs: bool = False,
         deadline_s: float | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> list[Rollout]:
         """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes seed + i for sample i."""
         return self._all(
-            self._session.group(prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra)
+            self._session.group(
+                prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
+            )
         )
 
     def stream(
@@ -131,13 +142,14 @@ class Client:
         deadline_s: float | None = None,
         rid: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> Generator[Chunk, None, None]:
         """One rollout, piece by piece; the last piece holds the whole. Leaving the loop early aborts it.
 
         A failure after the first piece is raised, never retried: a second sample would not continue the first.
         """
         (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, rid=rid
+            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
         )
         return self._chunks(Streaming(self._session, sample))
 

@@ -23,7 +23,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -45,6 +45,7 @@ class Call:
     until: float
     """On the client's clock, in seconds; infinite for no limit."""
     body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     admin: bool = False
     """A control route, which asks for the admin key where the server has one."""
 
@@ -122,6 +123,7 @@ class Sample:
     first_rid: str
     logprobs: bool
     until: float
+    headers: Mapping[str, str] = field(default_factory=dict)
     resamples: int = 0
     in_flight: bool = False
     dropped: bool = False
@@ -133,7 +135,7 @@ class Sample:
 
     def call(self, stream: bool) -> Call:
         body = wire.encode(self.fields | {"rid": self.rid, "stream": stream})
-        return Call("POST", "/generate", self.until, body)
+        return Call("POST", "/generate", self.until, body, self.headers)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Session:
         logprobs: bool,
         deadline_s: float | None,
         extra: Mapping[str, Any] | None,
+        version: str | int | None,
         rid: str | None = None,
     ) -> list[Sample]:
         """One sample per prompt; the deadline is of all of them together and begins now."""
@@ -69,9 +70,11 @@ class Session:
         if rid is not None and (not rid or rid.startswith(RESAMPLED)):
             raise errors.InvalidArgument(f"rid={rid!r}: must not be empty nor begin with {RESAMPLED!r}")
         each = _one_for_each(sampling, len(prompts))
-        until = self._until(deadline_s)
+        until, headers = self._until(deadline_s), wire.headers_for(version)
         return [
-            Sample(wire.generate_fields(prompt, params, logprobs, extra), rid or self.new_rid(), logprobs, until)
+            Sample(
+                wire.generate_fields(prompt, params, logprobs, extra), rid or self.new_rid(), logprobs, until, headers
+            )
             for prompt, params in zip(prompts, each, strict=True)
         ]
 
@@ -196,7 +199,9 @@ class Session:
             pool=_finite(left),
         )
         key = (self.admin_key if call.admin else None) or self.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = dict(call.headers)
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         if call.body is not None:
             headers["Content-Type"] = "application/json"
         return http.build_request(call.method, call.path, content=call.body, headers=headers, timeout=timeout)

@@ -21,6 +21,9 @@ Logprob = tuple[float | None, int, str | None]
 
 T = TypeVar("T")
 
+WEIGHT_VERSION, TARGET_VERSION = "X-TLT-Weight-Version", "X-TLT-Target-Version"
+"""Headers of a request that only certain weights may sample: by the trainer's name for them, by tlt-server's number."""
+
 _OURS = ("text", "input_ids", "sampling_params", "return_logprob", "rid", "stream")
 _MAX_MESSAGE = 500
 
@@ -44,6 +47,17 @@ def generate_fields(
         fields["return_logprob"] = True
     encode(fields)  # what JSON cannot carry is the caller's mistake: say so before anything is sent
     return fields
+
+
+def headers_for(version: str | int | None) -> dict[str, str]:
+    """What says that a request needs these weights: a name (str) or a target version (int)."""
+    if version is None:
+        return {}
+    if isinstance(version, int):
+        return {TARGET_VERSION: str(version)}
+    if not version or not version.isascii() or not version.isprintable():
+        raise errors.InvalidArgument(f"version={version!r}: a header carries printable ASCII only")
+    return {WEIGHT_VERSION: version}
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:
