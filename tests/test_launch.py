@@ -7,7 +7,7 @@ import pytest
 from tlt_server.config import AUTO, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
-from tlt_server.launch import CPU_FLAGS, compose
+from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse
 from tlt_server.preflight import check_models, check_port, drafter_algorithm
 
 TARGET, DRAFTER = map(str, default_paths())
@@ -83,6 +83,16 @@ def test_a_cpu_gets_its_flags_and_the_users_win(flag: str) -> None:
     given = [flag] if value is None else [flag, "mine"]
     assert compose(ServerConfig(), given, gpu=False).count(flag) == 1
     assert flag not in compose(ServerConfig(), [], gpu=True)
+
+
+def test_a_drafter_whose_memory_is_released_is_kept(tmp_path: Path) -> None:
+    """Wherever the flag stands."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("enable-memory-saver: true\n")
+    for words, kept in (([], False), (["--enable-memory-saver"], True), (["--config", str(file)], True)):
+        server_args = parse(compose(ServerConfig(drafter=DRAFTER), ["--model-path", TARGET, *words], gpu=False))
+        keep_drafter(server_args)
+        assert (server_args.enable_memory_saver, server_args.enable_draft_weights_cpu_backup) == (kept, kept)
 
 
 @pytest.mark.parametrize("words", [["--device", "cpu"], ["--device=cpu"]])

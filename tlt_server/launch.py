@@ -169,6 +169,13 @@ def following(trainer: Trainer | None, server_args: "ServerArgs") -> AbstractCon
     return Keeper(run, settings)
 
 
+def keep_drafter(server_args: "ServerArgs") -> None:
+    """Lets the drafter come back as it was when memory that was released is resumed: a trainer sends the target again,
+    and the drafter nobody."""
+    if server_args.enable_memory_saver:
+        server_args.override("tlt-server", enable_draft_weights_cpu_backup=True)
+
+
 def has_gpu() -> bool:
     """Whether this machine has a GPU that this build of torch can use."""
     import torch
@@ -190,6 +197,7 @@ def serve(config: ServerConfig, argv: Sequence[str]) -> None:
     composed = compose(config, argv, gpu=gpu)
     config.to_environment()
     server_args = parse(composed)
+    keep_drafter(server_args)
     require_supported(server_args)
     if server_args.speculative_algorithm is not None:
         check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))

@@ -102,6 +102,17 @@ def test_ranks_swap_the_drafter_together(two_ranks: Trainer, tmp_path: Path) -> 
     assert two_ranks.checksums() == before
 
 
+def test_ranks_lend_their_memory_together(two_ranks: Trainer) -> None:
+    before = two_ranks.checksums()
+    for route in ("/release_memory_occupation", "/resume_memory_occupation"):
+        assert two_ranks.post(route).status_code == 200
+    assert two_ranks.checksums() == before
+    with Client(str(two_ranks.http.base_url)) as client:
+        assert client.generate(PROMPTS[0], GREEDY).completion_tokens > 0
+    kinds = [event["kind"] for event in two_ranks.http.get("/tlt/v1/events").json()]
+    assert kinds[-2:] == ["memory_released", "memory_resumed"]
+
+
 def test_replicas_and_tokenizer_workers_know_the_version(two_replicas: Trainer, moved: Path) -> None:
     """Whichever process answers."""
 

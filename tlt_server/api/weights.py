@@ -1,5 +1,7 @@
 """The HTTP routes around publications of the target: SGLang 0.5.23's sessions, the name of a version, the events."""
 
+import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
@@ -12,9 +14,12 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from tlt_server.api.scheduler import as_json, ask, tell, tokenizer_manager
-from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents
+from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents, Release, Resume
 
 router = APIRouter()
+
+IDLE_S = 0.2
+"""How long a scheduler may take to be done with requests that it has answered."""
 
 
 async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Response:
@@ -42,7 +47,7 @@ async def end_weight_update() -> Response:
     return await _as_upstream(ask(End()), "The weight update is complete.")
 
 
-# Three routes of upstream's with the same answers: registered before SGLang's own, they take their place.
+# Five routes of upstream's with the same answers: registered before SGLang's own, they take their place.
 
 
 @router.post("/pause_generation")
@@ -78,6 +83,29 @@ async def update_weight_version(obj: Annotated[UpdateWeightVersionReqInput, Body
     if answer.status_code == 200:
         await ask(Name(obj.new_version))
     return answer
+
+
+@router.post("/release_memory_occupation")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def release_memory_occupation(tags: Annotated[list[str] | None, Body(embed=True)] = None) -> None:
+    """Gives GPU memory to others: `kv_cache`, `weights`, `cuda_graph`, or all. Upstream's ends the server where it
+    should refuse. 409: requests are running or waiting, and not only those that were answered a moment ago."""
+    until = time.monotonic() + IDLE_S
+    while True:
+        try:
+            await ask(Release(tags))
+            return
+        except HTTPException as refused:
+            if refused.status_code != 409 or time.monotonic() > until:
+                raise
+        await asyncio.sleep(IDLE_S / 20)
+
+
+@router.post("/resume_memory_occupation")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def resume_memory_occupation(tags: Annotated[list[str] | None, Body(embed=True)] = None) -> None:
+    """Takes it back; what of it was never released is left alone."""
+    await ask(Resume(tags))
 
 
 @router.get("/tlt/v1/events")

@@ -26,6 +26,8 @@ from tlt_server.engine.messages import (
     Pausing,
     ReadEvents,
     ReadVersions,
+    Release,
+    Resume,
     RollBack,
     Wish,
     pack,
@@ -86,6 +88,23 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             pass
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
+        case Release(tags):
+            router.memory.lend(tags)
+        case Resume(tags):
+            router.memory.take_back(tags)
+        case HearTrainer(trainer):
+            state.hear_trainer(trainer)
+        case _:
+            _drive(router, ask)
+    return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
+
+
+def _drive(router: Any, ask: Ask) -> None:
+    """What is about the drafter."""
+    state = router.state
+    if isinstance(ask, Offer | Commit | RollBack):
+        router.memory.require_weights()
+    match ask:
         case Offer():
             _drafter(state).offer(ask)
         case Commit(version):
@@ -98,9 +117,6 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             if mode is not None:
                 _drafter(state)
                 state.speculation.wish(mode)
-        case HearTrainer(trainer):
-            state.hear_trainer(trainer)
-    return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
 
 
 def _drafter(state: Any) -> Drafter:

@@ -76,7 +76,34 @@ class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
     trainer: DrafterTrainer
 
 
-Ask = Begin | End | Pausing | Name | ReadVersions | ReadEvents | Offer | Commit | RollBack | Freeze | Wish | HearTrainer
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """Give GPU memory of these tags to others; all without any."""
+
+    tags: list[str] | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Take it back."""
+
+    tags: list[str] | None = None
+
+
+Ask = (
+    Begin
+    | End
+    | Pausing
+    | Name
+    | ReadVersions
+    | ReadEvents
+    | Offer
+    | Commit
+    | RollBack
+    | Freeze
+    | Wish
+    | HearTrainer
+    | Release
+    | Resume
+)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

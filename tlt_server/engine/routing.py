@@ -11,6 +11,8 @@ from typing import Any
 from sglang.srt.managers.io_struct import (
     DestroyWeightsUpdateGroupReqOutput,
     InitWeightsUpdateGroupReqOutput,
+    ReleaseMemoryOccupationReqOutput,
+    ResumeMemoryOccupationReqOutput,
     UpdateWeightFromDiskReqOutput,
     UpdateWeightsFromDistributedReqOutput,
     UpdateWeightsFromIPCReqOutput,
@@ -21,6 +23,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Loc
 
 from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.flush import flush_under_load
+from tlt_server.engine.memory import Lending
 from tlt_server.engine.schema import start_schema
 from tlt_server.engine.state import state_of
 from tlt_server.errors import UpdateRefused
@@ -46,6 +49,13 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         self._admission = Admission(runner.model, fit, self.tp_cpu_group)
         self._session_selector: str | None = None
         self.state = state_of(self.scheduler)
+        self.memory = Lending(
+            self,
+            getattr(self.draft_worker, "weights", None),
+            self.state.events,
+            super().release_memory_occupation,
+            super().resume_memory_occupation,
+        )
 
     def begin(self, selector: str | None) -> None:
         """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
@@ -83,6 +93,27 @@ class WeightRouter(SchedulerWeightUpdaterManager):
     def destroy_weights_update_group(self, recv_req: Any) -> DestroyWeightsUpdateGroupReqOutput:
         success, message = _answered(self.tp_worker.destroy_weights_update_group, recv_req)
         return DestroyWeightsUpdateGroupReqOutput(success=success, message=message)
+
+    def release_memory_occupation(self, recv_req: Any) -> ReleaseMemoryOccupationReqOutput:
+        """For who holds SGLang's engine in process: this answer has no room for a reason, unlike that of our route."""
+        success, message = _answered(self._lend, recv_req)
+        if not success:
+            logger.error("no memory is released: %s", message)
+        return ReleaseMemoryOccupationReqOutput()
+
+    def resume_memory_occupation(self, recv_req: Any) -> ResumeMemoryOccupationReqOutput:
+        success, message = _answered(self._take_back, recv_req)
+        if not success:
+            logger.error("no memory is taken back: %s", message)
+        return ResumeMemoryOccupationReqOutput()
+
+    def _lend(self, recv_req: Any) -> Outcome:
+        self.memory.lend(recv_req.tags)
+        return True, ""
+
+    def _take_back(self, recv_req: Any) -> Outcome:
+        self.memory.take_back(recv_req.tags)
+        return True, ""
 
     # -- one update --
 
@@ -123,6 +154,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         send that know of neither, with or without `disable_draft_model`."""
 
         def load_selected(recv_req: Any) -> Outcome:
+            self.memory.require_weights()
             _check_selector(recv_req.selector or self._session_selector)
             return load(recv_req)
 

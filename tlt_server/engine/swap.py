@@ -6,6 +6,7 @@ with the target (the embedding, for EAGLE the head too) is no part of any of the
 
 import json
 import math
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -60,17 +61,19 @@ class DrafterWeights:
         self._quantized = runner.model_config.quantization is not None
         self._schema = start_schema(runner)
         self._left_out = _names_of_shared(runner.model, shared)
-        # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
-        self._shadow = shadow_of(
-            runner.model, lambda p: torch.empty_like(p, device="meta") if id(p) in shared else p.data.clone()
-        )
-        owned = [(p.data, s.data) for p, s in _pairs(runner.model, self._shadow) if not s.is_meta]
-        self._live, self._staged = [live for live, _ in owned], [staged for _, staged in owned]
         self._hot: torch.Tensor | None = draft_worker.hot_token_id
-        if self._hot is not None:
-            self._live.append(self._hot)
-            self._staged.append(self._hot.clone())
-        self._previous = [torch.empty_like(live) for live in self._live]
+        with _lent_with_weights(runner):
+            # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
+            self._shadow = shadow_of(
+                runner.model, lambda p: torch.empty_like(p, device="meta") if id(p) in shared else p.data.clone()
+            )
+            owned = [(p.data, s.data) for p, s in _pairs(runner.model, self._shadow) if not s.is_meta]
+            self._live, self._staged = [live for live, _ in owned], [staged for _, staged in owned]
+            if self._hot is not None:
+                self._live.append(self._hot)
+                self._staged.append(self._hot.clone())
+            self._previous = [torch.empty_like(live) for live in self._live]
+        self._at_hand = threading.Lock()
         self._device = self._live[0].device
         self._buffer = Buffer(_file_size(self._schema or {}), pinned=self._device.type == "cuda")
 
@@ -90,7 +93,7 @@ class DrafterWeights:
         file = TensorFile(self._file(path), self._buffer)
         tensors = file.tensors()
         self._check(tensors)
-        with self._aside():
+        with self._at_hand, self._aside():
             self._shadow.load_weights([item for item in tensors.items() if not self._is_left_out(item[0])])
             if self._hot is not None:
                 self._staged[-1].copy_(self._token_map())
@@ -99,6 +102,15 @@ class DrafterWeights:
         if sha256 is not None and found != sha256.lower():
             raise UpdateRefused(f"{path}: its sha256 is {found}, not {sha256.lower()}")
         return Staged(found)
+
+    def hold_staging(self) -> None:
+        """Before the weights' memory is lent: waits for what is being staged. What is to be staged waits for
+        `let_stage`."""
+        self._at_hand.acquire()
+
+    def let_stage(self) -> None:
+        """The memory is back."""
+        self._at_hand.release()
 
     def _file(self, path: Path) -> Path:
         if not path.is_dir():
@@ -196,6 +208,16 @@ class _SideStream:
     def __exit__(self, *exc_info: Any) -> None:
         self._stream.synchronize()
         self._within.__exit__(*exc_info)
+
+
+def _lent_with_weights(runner: Any) -> AbstractContextManager[Any]:
+    """GPU memory taken inside is released and comes back with the weights', as it was (engine/memory.py)."""
+    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+
+    region: AbstractContextManager[Any] = runner.memory_saver_adapter.region(
+        GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True
+    )
+    return region
 
 
 def _raw_config(model_config: Any) -> Mapping[str, Any]:

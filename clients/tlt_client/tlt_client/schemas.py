@@ -151,8 +151,8 @@ class Event(msgspec.Struct, frozen=True):
     time: float
     """Seconds since 1970."""
     kind: str
-    """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; `trainer_connected`,
-    `_lost`; later versions have others."""
+    """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; `memory_released`,
+    `_resumed`; `trainer_connected`, `_lost`; later versions have others."""
     replica: int
     """Of data parallelism; 0 without it."""
     detail: dict[str, str | int | float | bool | None]
