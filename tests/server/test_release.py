@@ -4,6 +4,7 @@ No memory is given back on a CPU. What happens to it on a GPU, benchmarks/memory
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,29 @@ def test_a_release_under_load_is_refused(trainer: Trainer) -> None:
         return given
 
     assert all(given == undisturbed for given in while_running(rounds, release))
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+def test_a_request_waits_until_all_is_back(trainer: Trainer, impatient: bool) -> None:
+    """It would end a server whose memory is another's."""
+    undisturbed, back = outputs(trainer), threading.Event()
+
+    def lend() -> None:
+        time.sleep(0.5)
+        trainer.post("/resume_memory_occupation", tags=["kv_cache"]).raise_for_status()
+        if impatient:
+            trainer.post("/continue_generation").raise_for_status()
+        time.sleep(0.5)
+        back.set()
+        trainer.post("/resume_memory_occupation").raise_for_status()
+
+    def ask() -> list[Any]:
+        given = outputs(trainer)
+        assert back.is_set()
+        return given
+
+    trainer.post("/release_memory_occupation").raise_for_status()
+    assert while_running(ask, lend) == undisturbed
 
 
 def test_what_is_no_tag(trainer: Trainer) -> None:

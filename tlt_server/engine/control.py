@@ -44,7 +44,10 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
         if isinstance(recv_req, TltReqInput):
             return _answered(scheduler, recv_req)
         _see(scheduler.weight_updater.state.publications, recv_req)
-        return scheduler._request_dispatcher(recv_req)
+        output = scheduler._request_dispatcher(recv_req)
+        if isinstance(recv_req, ContinueGenerationReqInput):
+            scheduler.weight_updater.memory.continued()
+        return output
 
 
 def _see(publications: Any, recv_req: Any) -> None:

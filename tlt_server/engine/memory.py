@@ -9,6 +9,8 @@ are restarted. Here the first is refused, and the second changes nothing.
                  unless --enable-weights-cpu-backup keeps a copy of them too
     cuda_graph   with SGLANG_MEMORY_SAVER_CUDA_GRAPH=1; else graphs stay where they are
 
+While anything is lent no step runs: who asks meanwhile waits until all of it is back.
+
 Without --enable-memory-saver nothing is given back, whatever is released; all else is the same.
 """
 
@@ -43,6 +45,7 @@ class Lending:
     ) -> None:
         self._router, self._drafter, self._events = router, drafter, events
         self._release, self._resume = release, resume
+        self._paused_before = False
 
     def lend(self, tags: Sequence[str] | None) -> None:
         """Gives memory of these tags back to the card, all if there are none. A collective.
@@ -59,6 +62,9 @@ class Lending:
             raise OutOfTurn("; ".join(found))
         if GPU_MEMORY_TYPE_WEIGHTS in wanted and self._drafter is not None:
             self._drafter.hold_staging()
+        if not self._router.offload_tags:
+            self._paused_before = self._router.scheduler._engine_paused
+        self._router.scheduler._engine_paused = True
         free = _free_bytes()
         self._release(ReleaseMemoryOccupationReqInput(tags=wanted))
         self._events.add("memory_released", tags=" ".join(wanted), freed_bytes=_free_bytes() - free)
@@ -76,7 +82,14 @@ class Lending:
         self._resume(ResumeMemoryOccupationReqInput(tags=wanted))
         if GPU_MEMORY_TYPE_WEIGHTS in wanted and self._drafter is not None:
             self._drafter.let_stage()
+        if not self._router.offload_tags:
+            self._router.scheduler._engine_paused = self._paused_before
         self._events.add("memory_resumed", tags=" ".join(wanted), taken_bytes=free - _free_bytes())
+
+    def continued(self) -> None:
+        """Generation is to go on: when all is back, if it is not now."""
+        self._paused_before = False
+        self._router.scheduler._engine_paused = bool(self._router.offload_tags)
 
     def require_weights(self) -> None:
         """Raises OutOfTurn while the weights are lent: nothing can be written to them."""
