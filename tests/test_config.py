@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.cli import read_config
-from tlt_server.config import AUTO, ENVIRONMENT_VARIABLE, Arm, DrafterKind, ServerConfig
+from tlt_server.config import AUTO, ENVIRONMENT_VARIABLE, Arm, DrafterKind, ServerConfig, Watchfulness
 from tlt_server.errors import ConfigError
 
 steps, branches = st.integers(1, 16), st.integers(1, 16)
@@ -48,6 +48,8 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert read_config(file, drafter_kind=DrafterKind.EAGLE3).drafter_kind is DrafterKind.EAGLE3
     file.write_text('drafter = "auto"\ndrafter_kind = "eagle3"\n')
     assert read_config(file) == ServerConfig(drafter=AUTO, drafter_kind=DrafterKind.EAGLE3)
+    observing = read_config(file, watchdog=Watchfulness.OBSERVE)
+    assert observing.watchdog is Watchfulness.OBSERVE is not ServerConfig().watchdog
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,8 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ("speculation = 1", "Expected `bool`"),
         ("drafter = ", "Invalid value"),
         ('drafter_kind = "medusa"', "Invalid enum value 'medusa'"),
+        ('watchdog = "asleep"', "asleep"),
+        ("accept_length_floor = 1.0", "> 1.0"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:

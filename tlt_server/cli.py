@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer
+from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer, Watchfulness
 from tlt_server.errors import ConfigError, DemoFailed, TltError
 
 app = typer.Typer(
@@ -94,12 +94,13 @@ def serve(
     arm: Annotated[str | None, typer.Option(help="num_steps,topk,num_draft_tokens; 3,1,4 by default.")] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Drafter trainer to follow: tcp://HOST:PORT, ipc://PATH.")] = None,
+    watchdog: Annotated[Watchfulness | None, typer.Option(help="What a drafter that is worse meets.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
 ) -> None:
     """Run the rollout server. Without a model it serves the small embedded one."""
     from tlt_server.fork.status import require_fork
 
-    config = read_config(tlt_config, drafter, arm, speculation, trainer, drafter_kind)
+    config = read_config(tlt_config, drafter, arm, speculation, trainer, drafter_kind, watchdog)
     require_fork()
     from tlt_server.launch import serve as run
 
@@ -132,6 +133,7 @@ def read_config(
     speculation: bool | None = None,
     trainer: str | None = None,
     drafter_kind: DrafterKind | None = None,
+    watchdog: Watchfulness | None = None,
 ) -> ServerConfig:
     """Our settings: the file's, overridden by the flags that were given."""
     import msgspec
@@ -143,6 +145,7 @@ def read_config(
         "arm": Arm.parse(arm) if arm else None,
         "speculation": speculation,
         "trainer": msgspec.structs.replace(config.trainer or Trainer(address=""), address=trainer) if trainer else None,
+        "watchdog": watchdog,
     }
     return msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
 

@@ -85,6 +85,17 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError("trainer: key and trainer_key belong together, give both or neither")
 
 
+class Watchfulness(StrEnum):
+    """What the watchdog does about a drafter that is plainly worse than the one before.
+
+    armed: rolls it back, or turns speculation off where there is none to go back to.
+    observe: says so.
+    """
+
+    ARMED = "armed"
+    OBSERVE = "observe"
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tlt-server serve` adds to SGLang's flags.
 
@@ -96,6 +107,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
     trainer: the drafter trainer to follow; None: drafters come over HTTP alone.
+    watchdog: what it does about a drafter that is plainly worse than the one before.
+    accept_length_floor: the accept length below which speculation is not worth its while, whatever was before.
     """
 
     drafter: str | None = None
@@ -104,6 +117,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     trainer: Trainer | None = None
+    watchdog: Watchfulness = Watchfulness.ARMED
+    accept_length_floor: Annotated[float, msgspec.Meta(gt=1)] = 1.2
 
     @property
     def begins_untrained(self) -> bool:

@@ -55,6 +55,17 @@ SWAP_SECONDS = Named(
     "tlt_drafter_swap_seconds",
     "Seconds of a swap, by stage: staging, beside the decode loop; flip, which decoding waits for",
 )
+SPECULATING = Named("tlt_speculating", "Whether the drafter drafts: 0 after speculation was turned off for want of one")
+WATCHED_LENGTH = Named("tlt_watchdog_accept_length", "Accept length of late, as the watchdog sees it")
+BASELINE_LENGTH = Named(
+    "tlt_watchdog_baseline_accept_length", "Accept length that the watchdog holds the drafter against"
+)
+ALARMS = Named(
+    "tlt_watchdog_alarms", "Collapses of accept length, by what was done: rolled_back, speculation_off, or none"
+)
+RECOVERY_SECONDS = Named(
+    "tlt_drafter_recovery_seconds", "Seconds that a drafter was in force before it was rolled back"
+)
 
 
 class SpecCounts(NamedTuple):
@@ -147,17 +158,27 @@ def count_target_update(route: str, success: bool) -> None:
 
 @cache
 def _weight_metrics() -> "tuple[Counter, dict[str, Gauge], Histogram]":
-    """Events by kind; the gauges of versions by name; seconds of a swap."""
+    """Events by kind; the gauges by name; seconds of a swap."""
     from prometheus_client import Counter, Gauge, Histogram
 
-    gauges = {
-        each.name: Gauge(each.name, each.help, multiprocess_mode="mostrecent")
-        for each in (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS)
-    }
+    shown = (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS, SPECULATING, WATCHED_LENGTH, BASELINE_LENGTH)
+    gauges = {each.name: Gauge(each.name, each.help, multiprocess_mode="mostrecent") for each in shown}
     seconds = Histogram(SWAP_SECONDS.name, SWAP_SECONDS.help, ["stage"], buckets=SWAP_BUCKETS)
     return Counter(WEIGHT_EVENTS.name, WEIGHT_EVENTS.help, ["kind"]), gauges, seconds
 
 
+@cache
+def _alarm_metrics() -> "tuple[Counter, Histogram]":
+    """Zeros before the first alarm: a counter that appears only then shows no increase."""
+    from prometheus_client import Counter, Histogram
+
+    alarms = Counter(ALARMS.name, ALARMS.help, ["action"])
+    for action in ("rolled_back", "speculation_off", "none"):
+        alarms.labels(action)
+    return alarms, Histogram(RECOVERY_SECONDS.name, RECOVERY_SECONDS.help, buckets=RECOVERY_BUCKETS)
+
+
+RECOVERY_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 SWAP_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
@@ -169,7 +190,12 @@ def show_event(event: "Event") -> None:
         gauges[TARGET_VERSION.name].set(_number(event, "version"))
     elif event.kind in ("drafter_swapped", "drafter_rolled_back"):
         gauges[DRAFTER_VERSION.name].set(_number(event, "version"))
-    if event.kind == "drafter_swapped":
+    alarms, recovery = _alarm_metrics()
+    if event.kind == "accept_length_collapsed":
+        alarms.labels(event.detail["action"]).inc()
+    elif event.kind == "drafter_rolled_back":
+        recovery.observe(_number(event, "recovery_s"))
+    elif event.kind == "drafter_swapped":
         for stage in ("staging", "flip"):
             seconds.labels(stage).observe(_number(event, f"{stage}_s"))
 
@@ -184,3 +210,12 @@ def show_staleness(publications: int | None) -> None:
     """Shows how many publications of the target the drafter in force has not seen; NaN where nobody knows."""
     _, gauges, _ = _weight_metrics()
     gauges[DRAFTER_STALENESS.name].set(math.nan if publications is None else publications)
+
+
+def show_watch(accept_length: float | None, baseline: float | None, speculating: bool) -> None:
+    """Shows what the watchdog sees; NaN for what it does not know."""
+    _alarm_metrics()
+    _, gauges, _ = _weight_metrics()
+    gauges[SPECULATING.name].set(speculating)
+    gauges[WATCHED_LENGTH.name].set(math.nan if accept_length is None else accept_length)
+    gauges[BASELINE_LENGTH.name].set(math.nan if baseline is None else baseline)

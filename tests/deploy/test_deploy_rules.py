@@ -46,6 +46,7 @@ def test_an_alert_says_what_is_wrong_and_what_to_do() -> None:
         ),
         ("speculation", "and max_over_time(instance:tlt_spec_drafts:rate1m[5m]) > 1", ""),
         ("speculation", "for: 5m", "for: 1m"),
+        ("speculation", "increase(tlt_watchdog_alarms_total[10m]) > 0", "tlt_watchdog_alarms_total > 0"),
         ("serving", '{priority=""}', ""),
         ("serving", 'up{job="tlt-server"}', "up"),
         ("serving", "for: 3m", "for: 5m"),

@@ -95,6 +95,26 @@ def test_only_what_is_sampled_for_a_live_request_counts(scheduler: Any) -> None:
     assert len(credited(live)) == 2
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_tells_the_drafter_what_was_accepted(scheduler: Any, rank: int) -> None:
+    """Of live requests, in decode steps, by the drafter of the launch; though but one of them credits tokens."""
+    told: list[Any] = []
+    live = Made(version=3, trained_on=None)
+    scheduler.weight_updater.state.drafter = Made(live=live, settled=lambda *step: told.append(step))
+    scheduler.ps.attn_tp_rank = rank
+    reqs = [request(rid="a"), request(rid="b", is_retracted=True), request(rid="c")]
+    launched = result(3, 4, 1)
+    scheduler.result_queue.append((None, launched))
+    with stamping_launched(scheduler):
+        live.version = 4
+    credit_tokens(scheduler, batch(*reqs), launched)
+    credit_tokens(scheduler, batch(*reqs), result(2, 2, 2))
+    credit_tokens(scheduler, batch(*reqs, extend=True), result())
+    credit_tokens(scheduler, batch(reqs[1]), result(4))
+    assert told == [(3, [("a", 2), ("c", 0)]), (4, [("a", 1), ("c", 1)])]
+    assert (reqs[0].customized_info is None) == (rank == 1)
+
+
 STAMPS = st.builds(Stamp, st.sampled_from("ab"), st.integers(0, 1), st.booleans(), st.sampled_from([None, 0, 1]))
 
 

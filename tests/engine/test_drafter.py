@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace as Made
 from typing import Any
 
 import pytest
@@ -12,13 +13,18 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tlt_client.schemas import DrafterVersion
+from tlt_client.schemas import Arm, DrafterVersion
 
+from tlt_server.config import Watchfulness
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
+from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.swap import Staged
+from tlt_server.engine.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
+
+MOST = 3
 
 
 class Contents:
@@ -38,8 +44,10 @@ class Contents:
             raise UpdateRefused(f"{path.name} holds NaN")
         return Staged(sha256 or path.name)
 
-    def flip(self) -> None:
-        self.previous, self.live = self.live, self.staged
+    def flip(self, *, remember: bool) -> None:
+        if remember:
+            self.previous = self.live
+        self.live = self.staged
 
     def flip_back(self) -> None:
         self.live = self.previous
@@ -52,9 +60,33 @@ def group() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def drafter_of(contents: Contents, group: Any) -> tuple[Drafter, EventLog]:
-    events = EventLog()
-    return Drafter(contents, group, nullcontext, events, DrafterVersion(0, "start", None, None)), events
+class Rank:
+    """A drafter with all that it is told and tells. The watchdog observes, unless a test says otherwise."""
+
+    def __init__(
+        self,
+        contents: Contents,
+        group: Any,
+        mode: Watchfulness = Watchfulness.OBSERVE,
+        *,
+        untrained: bool = False,
+    ) -> None:
+        self.contents, self.events, self.worker = contents, EventLog(), Made(speculating=True)
+        start = DrafterVersion(0, "start", None, None)
+        speculation = Speculation(self.worker, Arm(MOST, 1, MOST + 1), self.events)
+        dog = Watchdog(mode, 1.2, MOST, lambda: 0.0)
+        self.drafter = Drafter(contents, group, nullcontext, self.events, start, dog, speculation, untrained=untrained)
+
+    def settles(self, accepted: int, steps: int) -> None:
+        """Steps of eight requests, each of which has so many drafts accepted."""
+        for _ in range(steps):
+            self.drafter.settled(self.drafter.live.version, [(str(i), accepted) for i in range(8)])
+
+    def told(self) -> list[str]:
+        return [event.kind for event in self.events.after(0)]
+
+    def last(self, kind: str) -> dict[str, Any]:
+        return [event.detail for event in self.events.after(0) if event.kind == kind][-1]
 
 
 @pytest.fixture
@@ -64,7 +96,16 @@ def contents() -> Contents:
 
 @pytest.fixture
 def drafter(contents: Contents, group: Any) -> Drafter:
-    return drafter_of(contents, group)[0]
+    return Rank(contents, group).drafter
+
+
+@pytest.fixture
+def armed(contents: Contents, group: Any) -> Rank:
+    """Settled on the drafter of the start, which has two of three drafts accepted."""
+    rank = Rank(contents, group, Watchfulness.ARMED)
+    rank.settles(2, 200)
+    assert rank.drafter.describe().watch.state == "settled"
+    return rank
 
 
 def committed(drafter: Drafter, version: int) -> None:
@@ -90,6 +131,20 @@ def test_a_swap_and_its_way_back(drafter: Drafter, contents: Contents) -> None:
         drafter.roll_back("again")
     swap(drafter, "/c", 8)
     assert contents.live == "c"
+
+
+def test_a_drafter_that_has_learnt_nothing_is_never_drafted_with(contents: Contents, group: Any) -> None:
+    rank = Rank(contents, group, Watchfulness.ARMED, untrained=True)
+    assert not rank.worker.speculating
+    swap(rank.drafter, "/a", 1)
+    assert rank.worker.speculating
+    rank.drafter.roll_back("it was asked for")
+    assert not rank.worker.speculating
+    swap(rank.drafter, "/b", 2)
+    assert rank.worker.speculating
+    rank.settles(0, 1000)  # it is of no use, and what it could go back to has learnt nothing
+    assert not rank.worker.speculating
+    assert (rank.drafter.live.version, rank.last("accept_length_collapsed")["action"]) == (2, "speculation_off")
 
 
 def test_nothing_is_in_force_before_it_is_staged(drafter: Drafter, contents: Contents) -> None:
@@ -172,10 +227,107 @@ def test_a_fault_of_our_own_is_told_too(drafter: Drafter, contents: Contents, mo
         swap(drafter, "/a", 1)
 
 
+def test_a_drafter_that_is_worse_goes_by_itself(armed: Rank) -> None:
+    swap(armed.drafter, "/useless", 1)
+    armed.settles(0, 50)
+    assert (armed.contents.live, armed.drafter.live.version) == ("start", 0)
+    assert armed.told() == ["drafter_swapped", "accept_length_collapsed", "drafter_rolled_back"]
+    collapsed, back = armed.last("accept_length_collapsed"), armed.last("drafter_rolled_back")
+    assert (collapsed["version"], collapsed["since"], collapsed["action"]) == (1, "drafter", "rolled_back")
+    assert (collapsed["accept_length"], collapsed["before"]) == (1.0, 3.0)
+    assert (back["from_version"], back["steps"]) == (1, collapsed["steps"])
+    assert back["recovery_s"] > 0
+    assert "accept length 1.00 since drafter" in back["why"]
+    assert armed.drafter.watchdog.trusted
+    with pytest.raises(OutOfTurn, match="it was rolled back"):
+        armed.drafter.offer(Offer("/useless", 1))
+
+
+def test_a_drafter_as_good_is_kept(armed: Rank) -> None:
+    swap(armed.drafter, "/good", 1)
+    armed.settles(2, 200)
+    assert armed.told() == ["drafter_swapped", "drafter_kept"]
+    swap(armed.drafter, "/useless", 2)
+    armed.settles(0, 50)
+    assert (armed.contents.live, armed.drafter.live.version) == ("good", 1)
+
+
+def test_two_in_a_row_go_back_to_the_trusted_one(armed: Rank) -> None:
+    for version in (1, 2, 3):
+        swap(armed.drafter, f"/useless{version}", version)
+        armed.settles(0, 5)
+    assert armed.drafter.previous is not None
+    assert armed.drafter.previous.version == 0
+    armed.settles(0, 50)
+    assert (armed.contents.live, armed.drafter.live.version) == ("start", 0)
+
+
+def test_who_rolls_back_one_on_trial_gets_the_trusted_one(armed: Rank) -> None:
+    """Armed, one that was overtaken on trial is not kept. Observing, the drafter of before is whichever was before."""
+    for first, mode, expected in ((1, Watchfulness.ARMED, "start"), (3, Watchfulness.OBSERVE, "b3")):
+        armed.drafter.set_watchdog(mode)
+        swap(armed.drafter, f"/b{first}", first)
+        swap(armed.drafter, f"/c{first + 1}", first + 1)
+        armed.drafter.roll_back("it was asked for")
+        assert armed.contents.live == expected
+
+
+def test_observing_it_only_says_so(armed: Rank) -> None:
+    armed.drafter.set_watchdog(Watchfulness.OBSERVE)
+    swap(armed.drafter, "/useless", 1)
+    armed.settles(0, 500)
+    assert armed.told() == ["watchdog_set", "drafter_swapped", "accept_length_collapsed"]
+    assert armed.last("accept_length_collapsed")["action"] == "none"
+    assert (armed.contents.live, armed.drafter.describe().watch.state) == ("useless", "worse")
+    armed.drafter.set_watchdog(Watchfulness.ARMED)
+    swap(armed.drafter, "/useless2", 2)
+    armed.settles(0, 50)
+    assert (armed.contents.live, armed.worker.speculating) == ("start", True)
+
+
+def test_with_nothing_to_go_back_to_speculation_is_off_until_the_next(armed: Rank) -> None:
+    armed.drafter.stop("the drafter has learnt nothing yet")
+    swap(armed.drafter, "/useless", 1)
+    assert armed.told()[-2:] == ["drafter_swapped", "speculation_on"]
+    armed.settles(0, 2000)
+    assert armed.last("accept_length_collapsed")["before"] is None
+    assert armed.told()[-1] == "speculation_off"
+    assert armed.last("speculation_off")["why"].endswith("at least 1.20 was demanded")
+    seen = len(armed.told())
+    armed.settles(0, 1000)  # of steps that draft nothing
+    assert len(armed.told()) == seen
+    swap(armed.drafter, "/good", 2)
+    armed.settles(2, 200)
+    assert armed.told()[seen:] == ["drafter_swapped", "speculation_on", "drafter_kept"]
+    assert armed.worker.speculating
+
+
+@pytest.mark.parametrize(("accepted", "action"), [(1, "none"), (0, "speculation_off")])
+def test_a_target_that_no_drafter_is_to_blame_for(armed: Rank, accepted: int, action: str) -> None:
+    """Going back would not help: off, if it is no help any more; else it is only said, and is how it is from now on."""
+    rank = armed
+    rank.settles(3, 3000)
+    rank.drafter.watchdog.published()
+    rank.settles(accepted, 200)
+    collapsed = rank.last("accept_length_collapsed")
+    assert (collapsed["since"], collapsed["action"]) == ("target", action)
+    assert rank.contents.live == "start"
+    assert rank.worker.speculating == (action == "none")
+
+
+def test_steps_of_another_drafter_say_nothing(armed: Rank) -> None:
+    """Under overlap one is settled after the swap that followed its launch."""
+    swap(armed.drafter, "/good", 1)
+    for _ in range(100):
+        armed.drafter.settled(0, [(str(i), 0) for i in range(8)])
+    assert armed.drafter.describe().watch.steps == 0
+
+
 ACTIONS = st.one_of(
     st.tuples(st.just("offer"), st.sampled_from(["/a", "/b", "/bad"]), st.integers(1, 8)),
     st.tuples(st.just("commit"), st.integers(1, 8)),
-    st.tuples(st.sampled_from(["roll_back", "freeze", "unfreeze"])),
+    st.tuples(st.sampled_from(["roll_back", "freeze", "unfreeze", "arm", "disarm", "publish"])),
+    st.tuples(st.just("settle"), st.integers(0, MOST), st.sampled_from([1, 30, 200])),
 )
 
 
@@ -184,7 +336,8 @@ ACTIONS = st.one_of(
 def test_whatever_is_asked(group: Any, actions: list[Any]) -> None:
     """What is in force is what its version says, was offered under it, and grows but for a rollback."""
     contents = Contents()
-    drafter, events = drafter_of(contents, group)
+    rank = Rank(contents, group)
+    drafter, events = rank.drafter, rank.events
     offered: dict[int, str] = {0: "start"}
     for action, *rest in actions:
         before, newest = drafter.live.version, drafter.describe().newest
@@ -197,13 +350,23 @@ def test_whatever_is_asked(group: Any, actions: list[Any]) -> None:
                 committed(drafter, *rest)
             elif action == "roll_back":
                 drafter.roll_back("asked")
+            elif action == "settle":
+                rank.settles(*rest)
+            elif action in ("arm", "disarm"):
+                drafter.set_watchdog(Watchfulness.ARMED if action == "arm" else Watchfulness.OBSERVE)
+            elif action == "publish":
+                drafter.watchdog.published()
             else:
                 drafter.freeze(action == "freeze")
         except UpdateRefused:
             assert drafter.live.version == before
         now = drafter.live.version
-        assert now == before or (now > newest if action == "commit" else action == "roll_back" and now < before)
+        goes_back = action in ("roll_back", "settle")
+        assert now == before or (now > newest if action == "commit" else goes_back and now < before)
         assert contents.live == offered[now]
+        assert drafter.previous is None or contents.previous == offered[drafter.previous.version]
+        if action == "settle" and now != before:
+            assert drafter.watchdog.trusted
         assert not contents.live.startswith("bad")
     swapped = [event.detail["version"] for event in events.after(0) if event.kind == "drafter_swapped"]
     assert swapped == sorted(set(swapped))
@@ -213,7 +376,7 @@ def rank_main(rank: int, store: str, results: Any) -> None:
     """One of two ranks; the second stages late, and cannot stage `worse`, which the first can."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     contents = Contents(late_s=0.3 * rank)
-    drafter, _ = drafter_of(contents, dist.group.WORLD)
+    drafter = Rank(contents, dist.group.WORLD).drafter
     told: list[Any] = []
     drafter.offer(Offer("/a", 1))
     while drafter.describe().staging is not None and rank == 0 and not drafter.describe().staging.ready:

@@ -52,6 +52,7 @@ def drafters(config: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.fixture
 def trainer(config: str, servers: Servers) -> Iterator[Trainer]:
     trainer = Trainer(servers.get(SERVERS[config]))
+    trainer.http.put("/tlt/v1/drafter/watchdog", json={"mode": "observe"}).raise_for_status()  # some are of no use
     yield trainer
     trainer.close()
 
@@ -240,6 +241,7 @@ def test_malformed_requests(trainer: Trainer) -> None:
     for body in (b"", b"{", b"[]", b'{"path": 3}', b'{"path": "/x", "colour": 1}'):
         assert trainer.http.post("/tlt/v1/drafter/update", content=body).status_code == 400, body
     assert trainer.http.post("/tlt/v1/drafter/freeze", content=b'{"frozen": "yes"}').status_code == 400
+    assert trainer.http.put("/tlt/v1/drafter/watchdog", content=b'{"mode": "asleep"}').status_code == 400
 
 
 def test_metrics_follow(trainer: Trainer, drafters: dict[str, Path]) -> None:

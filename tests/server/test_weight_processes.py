@@ -77,6 +77,7 @@ def test_ranks_swap_the_drafter_together(two_ranks: Trainer, tmp_path: Path) -> 
     start = eagle3_path()
     good, useless = noisy(start, tmp_path / "good", 1, scale=0.005), shuffled(start, tmp_path / "useless", 2)
     before = two_ranks.checksums()
+    two_ranks.http.put("/tlt/v1/drafter/watchdog", json={"mode": "observe"}).raise_for_status()
     with Client(str(two_ranks.http.base_url)) as client:
         expected = [rollout.tokens for rollout in client.generate_batch(PROMPTS, ENDLESS)]
 
@@ -111,6 +112,22 @@ def test_ranks_lend_their_memory_together(two_ranks: Trainer) -> None:
         assert client.generate(PROMPTS[0], GREEDY).completion_tokens > 0
     kinds = [event["kind"] for event in two_ranks.http.get("/tlt/v1/events").json()]
     assert kinds[-2:] == ["memory_released", "memory_resumed"]
+
+
+def test_ranks_come_to_one_verdict(two_ranks: Trainer, tmp_path: Path) -> None:
+    """Each judges the drafter by itself; were they a step apart, they would draft differently, and the server end."""
+    two_ranks.drafter(eagle3_path()).raise_for_status()
+    two_ranks.http.put("/tlt/v1/drafter/watchdog", json={"mode": "armed"}).raise_for_status()
+    before, long = two_ranks.checksums(), SamplingParams(temperature=1, max_new_tokens=160, ignore_eos=True)
+    with Client(str(two_ranks.http.base_url)) as client:
+        for _ in range(2):
+            client.generate_batch(PROMPTS, long)
+        seen = client.events()[-1].number
+        two_ranks.drafter(shuffled(eagle3_path(), tmp_path / "useless", 3)).raise_for_status()
+        client.generate_batch(PROMPTS, long)
+        kinds = [event.kind for event in client.events(seen)]
+    assert kinds == ["drafter_swapped", "accept_length_collapsed", "drafter_rolled_back"]
+    assert two_ranks.checksums() == before
 
 
 def test_replicas_and_tokenizer_workers_know_the_version(two_replicas: Trainer, moved: Path) -> None:

@@ -9,10 +9,11 @@ import time
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from sglang.srt.utils.auth import AuthLevel, auth_level
-from tlt_client.schemas import Drafter, DrafterFreeze, DrafterTrainer, DrafterUpdate
+from tlt_client.schemas import Drafter, DrafterFreeze, DrafterTrainer, DrafterUpdate, DrafterWatchdog
 
 from tlt_server.api.scheduler import as_json, ask, body
-from tlt_server.engine.messages import Answer, Commit, Freeze, HearTrainer, Offer, ReadVersions, RollBack
+from tlt_server.config import Watchfulness
+from tlt_server.engine.messages import Answer, Commit, Freeze, HearTrainer, Offer, ReadVersions, RollBack, SetWatchdog
 
 router = APIRouter()
 
@@ -64,7 +65,7 @@ async def update(request: Request) -> Response:
 @router.post("/tlt/v1/drafter/rollback")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def rollback() -> Response:
-    """Puts the drafter of before in force. 409: there is none."""
+    """Puts the drafter of before in force; if that one was overtaken on trial, the trusted one. 409: there is none."""
     return as_json(_drafters(await ask(RollBack()))[0])
 
 
@@ -83,3 +84,11 @@ async def trainer(request: Request) -> Response:
     told = await body(request, DrafterTrainer)
     await ask(HearTrainer(told))
     return as_json(told)
+
+
+@router.put("/tlt/v1/drafter/watchdog")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def watchdog(request: Request) -> Response:
+    """Arms the watchdog, or lets it observe only."""
+    wanted = await body(request, DrafterWatchdog)
+    return as_json(_drafters(await ask(SetWatchdog(Watchfulness(wanted.mode))))[0])

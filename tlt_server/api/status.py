@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tlt_client.schemas import AcceptLength, Counters, DrafterTrainer, Models, Speculation, Status, Versions
+from tlt_client.schemas import (
+    AcceptLength,
+    Counters,
+    Drafter,
+    DrafterTrainer,
+    Models,
+    Speculation,
+    Status,
+    Versions,
+    Watch,
+)
 
 from tlt_server import __version__
 from tlt_server.metrics import SpecCounts
@@ -45,7 +55,7 @@ def describe(
         versions=versions,
         trainer=trainer,
         uptime_s=time.monotonic() - _started,
-        help=_one_line(speculation, counts),
+        help=_one_line(speculation, counts, versions.drafter if versions else None),
     )
 
 
@@ -54,13 +64,45 @@ def _gauge(families: "Sequence[Metric]", name: str) -> float | None:
     return max(values, default=None)
 
 
-def _one_line(speculation: Speculation, counts: SpecCounts) -> str:
-    """What a user asks first: does speculation help?"""
+def _one_line(speculation: Speculation, counts: SpecCounts, drafter: Drafter | None) -> str:
+    """What a user asks first: does speculation help, by how much, since when? And where it is off: why?"""
     if speculation.arm is None:
         return "speculation is off: the server was started without a drafter"
+    watch = drafter.watch if drafter else None
+    if speculation.held and watch:
+        return f"speculation has been off for {_since(watch)}: {speculation.held}; the next drafter turns it on"
     if not speculation.on:
         return f"speculation is off: {speculation.held or 'it was asked for'}"
+    if drafter is None or watch is None or watch.accept_length is None:
+        return _in_all(counts)
+    said = f"a target pass gives {watch.accept_length:.2f} tokens on average"
+    said += f", {watch.before:.2f} before" if watch.before is not None else ""
+    said += f"; drafter {drafter.live.version}, {SINCE[watch.event].format(_since(watch))}"
+    if watch.state in SAYS:
+        return f"{said}: {SAYS[watch.state]}"
+    return said if watch.accept_length >= 1.2 else f"{said}: it hardly helps; train it on this target"
+
+
+def _in_all(counts: SpecCounts) -> str:
+    """Where nothing was seen of late."""
     if counts.accept_length is None:
         return "speculation is on; no rollout has been verified yet"
-    said = f"a target pass gives {counts.accept_length:.2f} tokens on average, over {counts.drafts} passes"
-    return said if counts.accept_length >= 1.2 else f"{said}: the drafter hardly helps; train it on this target"
+    return f"a target pass gave {counts.accept_length:.2f} tokens on average, over {counts.drafts} passes"
+
+
+SINCE = {
+    "start": "in force since the start, for {}",
+    "drafter": "in force for {}",
+    "target": "for {} under another target",
+    "memory": "for {} back in memory",
+    "rollback": "gone back to {} ago",
+}
+SAYS = {
+    "watching": "being watched",
+    "worse": "plainly worse than the one before; roll it back, or arm the watchdog",
+}
+
+
+def _since(watch: Watch) -> str:
+    seconds = time.time() - watch.event_time
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -9,6 +9,10 @@ from sglang.srt.managers.io_struct import (
     PauseGenerationReqInput,
     TltReqInput,
     TltReqOutput,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
+    UpdateWeightsFromTensorReqInput,
 )
 
 from tlt_server.engine.crediting import stamping_launched
@@ -22,6 +26,7 @@ from tlt_server.engine.messages import (
     Freeze,
     HearTrainer,
     Name,
+    OfDrafter,
     Offer,
     Pausing,
     ReadEvents,
@@ -29,6 +34,7 @@ from tlt_server.engine.messages import (
     Release,
     Resume,
     RollBack,
+    SetWatchdog,
     Wish,
     pack,
     unpack_ask,
@@ -37,16 +43,27 @@ from tlt_server.errors import OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)
 
+UPDATES = (
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromTensorReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
+)
+
 
 def dispatch(scheduler: Any, recv_req: Any) -> Any:
     """Handles one message of a scheduler's; returns what is to be sent back, or None."""
     with stamping_launched(scheduler):
         if isinstance(recv_req, TltReqInput):
             return _answered(scheduler, recv_req)
-        _see(scheduler.weight_updater.state.publications, recv_req)
+        state = scheduler.weight_updater.state
+        _see(state.publications, recv_req)
         output = scheduler._request_dispatcher(recv_req)
         if isinstance(recv_req, ContinueGenerationReqInput):
             scheduler.weight_updater.memory.continued()
+        if isinstance(recv_req, UPDATES) and output.success and state.drafter is not None:
+            # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
+            state.drafter.watchdog.published()
         return output
 
 
@@ -87,7 +104,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             router.end()
         case Name(weight_version):
             state.publications.named(weight_version)
-        case ReadVersions():
+        case ReadVersions() | Pausing():
             pass
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
@@ -97,29 +114,30 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             router.memory.take_back(tags)
         case HearTrainer(trainer):
             state.hear_trainer(trainer)
-        case _:
-            _drive(router, ask)
-    return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
-
-
-def _drive(router: Any, ask: Ask) -> None:
-    """What is about the drafter."""
-    state = router.state
-    if isinstance(ask, Offer | Commit | RollBack):
-        router.memory.require_weights()
-    match ask:
-        case Offer():
-            _drafter(state).offer(ask)
-        case Commit(version):
-            _drafter(state).commit(version)
-        case RollBack():
-            _drafter(state).roll_back("it was asked for")
-        case Freeze(frozen):
-            _drafter(state).freeze(frozen)
         case Wish(mode):
             if mode is not None:
                 _drafter(state)
                 state.speculation.wish(mode)
+        case _:
+            _steer(router, ask)
+    return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
+
+
+def _steer(router: Any, ask: OfDrafter) -> None:
+    drafter = _drafter(router.state)
+    if isinstance(ask, Offer | Commit | RollBack):
+        router.memory.require_weights()
+    match ask:
+        case Offer():
+            drafter.offer(ask)
+        case Commit(version):
+            drafter.commit(version)
+        case RollBack():
+            drafter.roll_back("it was asked for")
+        case Freeze(frozen):
+            drafter.freeze(frozen)
+        case SetWatchdog(mode):
+            drafter.set_watchdog(mode)
 
 
 def _drafter(state: Any) -> Drafter:

@@ -30,7 +30,8 @@ def stamping_launched(scheduler: Any) -> Iterator[None]:
 
 
 def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
-    """Notes for each live request of a result who sampled its tokens, before they are appended to it.
+    """Notes for each live request of a result who sampled its tokens, before they are appended to it; and tells the
+    drafter, on every rank, what was accepted of its drafts.
 
     Args:
         scheduler: upstream's.
@@ -38,19 +39,23 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
         result: the batch's `GenerationBatchResult`; the tokens need not have arrived on the CPU.
     """
     state = scheduler.weight_updater.state
-    if not scheduler.is_generation or scheduler.ps.attn_tp_rank != 0:
+    if not scheduler.is_generation:
         return
     stamp = getattr(result, "stamp", None) or state.stamp
     if result.copy_done is not None:
         result.copy_done.synchronize()
     plain = result.speculative_num_draft_tokens == 1
-    for req, count in zip(batch.reqs, _sampled(batch, result), strict=True):
-        if not (req.finished() or req.is_retracted):
+    sampled = zip(batch.reqs, _sampled(batch, result), strict=True)
+    live = [(req, count) for req, count in sampled if not (req.finished() or req.is_retracted)]
+    if scheduler.ps.attn_tp_rank == 0:  # the one that speaks to clients
+        for req, count in live:
             _credit(req, count, stamp)
             if plain:
                 _discount_pass(req)
     with stamping_launched(scheduler):
         state.publications.tick()
+        if stamp.drafter_version is not None and live and batch.forward_mode.is_decode() and not plain:
+            state.settled(stamp.drafter_version, [(req.rid, count - 1) for req, count in live])
 
 
 def _sampled(batch: Any, result: Any) -> list[int]:

@@ -1,60 +1,39 @@
 """Which drafter is in force, which is on its way, and which can come back: on every rank the same.
 
 A drafter is offered, staged by a thread, and put in force when every rank has staged it. Each of these is a message
-that all ranks handle between the same two steps, and what they decide follows from messages alone: how far its own
-thread is, a rank tells the others when they are about to act, and asks them to act together or not at all.
+that all ranks handle between the same two steps, and what they decide follows from messages and from counts of tokens,
+never from a clock. How far its own thread is, a rank tells the others when they are about to act: together, or not.
 
     versions         only grow: one that is offered must be above all that were ever in force. Only a rollback brings an
                      older one back, under its own number
     a duplicate      of the version in force, or on its way, is that one: offering it again changes nothing
     two at once      the newer overtakes: the older is never put in force, and who offered it is told so
     an older one     is refused, and so is one that was rolled back
+    a worse one      is found by the watchdog. Armed, it goes back to the last trusted one, or turns speculation off
+                     where there is none, until another one is put in force
+    previous         is the drafter of before. But while the watchdog is armed, one that is overtaken on trial is not
+                     kept: previous stays the trusted one, and whoever rolls back gets that
 """
 
-import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tlt_client.schemas import Drafter as Described
 from tlt_client.schemas import DrafterVersion, Staging
 
+from tlt_server.config import Watchfulness
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
+from tlt_server.engine.speculation import Speculation
+from tlt_server.engine.staging import FAILED, RUNNING, OnItsWay, Weights
 from tlt_server.engine.swap import Staged
+from tlt_server.engine.watchdog import Finding, Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
-
-logger = logging.getLogger(__name__)
-
-FAILED, RUNNING, READY = range(3)
-"""How far a rank's staging is; all go on as far as the one that is least far."""
-
-
-class Weights(Protocol):
-    """`DrafterWeights`, as far as it is used here."""
-
-    def stage(self, path: Path, sha256: str | None) -> Staged: ...
-    def flip(self) -> None: ...
-    def flip_back(self) -> None: ...
-
-
-@dataclass
-class _OnItsWay:
-    offer: Offer
-    future: "Future[tuple[Staged, float]]"
-
-    def progress(self) -> int:
-        if not self.future.done():
-            return RUNNING
-        return READY if self.future.exception() is None else FAILED
-
-    def failure(self) -> str | None:
-        return _reason(self.future.exception()) if self.progress() == FAILED else None
 
 
 class Drafter:
@@ -65,6 +44,9 @@ class Drafter:
     between_steps: a context within which copies fall between two decode steps.
     events: told of all that happens.
     start: the drafter that the server was started with.
+    watchdog: what judges a drafter.
+    speculation: held while there is no drafter worth it.
+    untrained: whether the drafter of the start has learnt nothing yet. It is never drafted with.
     """
 
     def __init__(
@@ -74,22 +56,39 @@ class Drafter:
         between_steps: Callable[[], AbstractContextManager[Any]],
         events: EventLog,
         start: DrafterVersion,
+        watchdog: Watchdog,
+        speculation: Speculation,
+        *,
+        untrained: bool = False,
     ) -> None:
         self._weights, self._group, self._between_steps, self._events = weights, group, between_steps, events
+        self._speculation = speculation
+        self._trusted: int | None = start.version
+        self.watchdog = watchdog
+        self._stopped = False
         self._thread = ThreadPoolExecutor(1, "drafter-staging")
-        self._staging: _OnItsWay | None = None
+        self._staging: OnItsWay | None = None
         self._refused: tuple[int, str] | None = None
         self._newest = start.version
         self._frozen = False
         self.live = start
         self.previous: DrafterVersion | None = None
+        self._untrained = start.version if untrained else None
+        self._began()
 
     def describe(self) -> Described:
         """As our routes show it. How far the staging is, is this rank's word alone."""
         staging = None
         if (on_its_way := self._staging) is not None:
             staging = Staging(on_its_way.offer.version, ready=on_its_way.future.done())
-        return Described(self.live, self.previous, staging, self._newest, self._frozen)
+        return Described(
+            self.live,
+            self.previous,
+            staging,
+            self._newest,
+            self._frozen,
+            self.watchdog.describe(),
+        )
 
     def offer(self, offer: Offer) -> None:
         """Begins to stage a drafter, unless it is in force or on its way already.
@@ -106,7 +105,7 @@ class Drafter:
             raise OutOfTurn(f"version {offer.version} is too late: {self._ahead_of(offer.version)}; versions only grow")
         if self._staging:
             self._staging.future.cancel()
-        self._staging = _OnItsWay(offer, self._thread.submit(self._stage, offer))
+        self._staging = OnItsWay(offer, self._thread.submit(self._stage, offer))
 
     def commit(self, version: int) -> bool:
         """Puts a drafter in force that was offered, once all ranks have it staged; True when it is. A collective.
@@ -140,7 +139,16 @@ class Drafter:
         with self._between_steps():
             self._weights.flip_back()
         gone, self.live, self.previous = self.live, self.previous, None
-        self._events.add("drafter_rolled_back", version=self.live.version, from_version=gone.version, why=why)
+        self._events.add(
+            "drafter_rolled_back",
+            version=self.live.version,
+            from_version=gone.version,
+            why=why,
+            recovery_s=round(time.monotonic() - self._since, 6),
+            steps=self._steps,
+        )
+        self.watchdog.rolled_back(trusted=self.live.version == self._trusted)
+        self._began()
 
     def freeze(self, frozen: bool) -> None:
         """Holds all updates back, or lets them in again. A rollback is no update."""
@@ -148,7 +156,64 @@ class Drafter:
             self._frozen = frozen
             self._events.add("drafter_frozen" if frozen else "drafter_unfrozen", version=self.live.version)
 
+    # -- what the watchdog finds --
+
+    def settled(self, version: int, accepted: Sequence[tuple[str, int]]) -> None:
+        """A step that was launched with the drafter of this version is settled: accepted drafts, by request."""
+        if version != self.live.version or self._stopped:
+            return
+        self._steps += 1
+        if (finding := self.watchdog.observe(accepted)) is not None:
+            self._act(finding)
+
+    def set_watchdog(self, mode: Watchfulness) -> None:
+        """Arms it, or lets it observe only."""
+        if mode != self.watchdog.mode:
+            self.watchdog.mode = mode
+            self._events.add("watchdog_set", version=self.live.version, mode=mode)
+
+    def stop(self, why: str) -> None:
+        """Holds speculation off, until another drafter is put in force."""
+        self._stopped, self._trusted = True, None
+        self.watchdog.stopped()
+        self._speculation.hold(why)
+
+    def _act(self, finding: Finding) -> None:
+        told = {"version": self.live.version, **finding.detail()}
+        if not finding.worse:
+            self._events.add("drafter_kept", **told)
+            return
+        action = self._remedy(finding)
+        self._events.add("accept_length_collapsed", **told, action=action)
+        why = f"accept length {finding.found:.2f} since {finding.since}, at least {finding.least:.2f} was demanded"
+        if action == "rolled_back":
+            self.roll_back(why)
+        elif action == "speculation_off":
+            self.stop(why)
+
+    def _remedy(self, finding: Finding) -> str:
+        """What a collapse is answered with: `rolled_back`, `speculation_off` or `none`."""
+        if self.watchdog.mode is Watchfulness.OBSERVE:
+            return "none"
+        if self._has_way_back:
+            return "rolled_back"
+        return "none" if self.watchdog.trusted and not finding.under_floor else "speculation_off"
+
+    @property
+    def _has_way_back(self) -> bool:
+        """Whether the drafter in force is on trial, and a trusted one is kept."""
+        return not self.watchdog.trusted and self.previous is not None and self.previous.version == self._trusted
+
     # -- within --
+
+    def _began(self) -> None:
+        """A drafter was put in force."""
+        self._since, self._steps = time.monotonic(), 0
+        if self.live.version == self._untrained:
+            self.stop("the drafter has learnt nothing yet")
+        elif self._stopped:
+            self._stopped = False
+            self._speculation.release(f"drafter {self.live.version} is in force")
 
     def _stage(self, offer: Offer) -> tuple[Staged, float]:
         """In the thread. Returns what was read, and how many seconds that took."""
@@ -186,27 +251,25 @@ class Drafter:
         self._events.add("drafter_refused", version=version, why=why)
         raise UpdateRefused(why)
 
-    def _put_in_force(self, staging: _OnItsWay) -> None:
+    def _put_in_force(self, staging: OnItsWay) -> None:
         staged, seconds = staging.future.result()
+        remember = self.watchdog.mode is Watchfulness.OBSERVE or not self._has_way_back
         began = time.perf_counter()
         with self._between_steps():
-            self._weights.flip()
+            self._weights.flip(remember=remember)
         took = time.perf_counter() - began
-        offer = staging.offer
-        self.previous, self._newest = self.live, offer.version
+        if self.watchdog.trusted:
+            self._trusted = self.live.version
+        offer, gone = staging.offer, self.live
+        self.previous, self._newest = gone if remember else self.previous, offer.version
         self.live = DrafterVersion(offer.version, offer.path, offer.trained_on, staged.sha256)
         self._events.add(
             "drafter_swapped",
             version=self.live.version,
-            from_version=self.previous.version,
+            from_version=gone.version,
             trained_on=self.live.trained_on,
             staging_s=round(seconds, 6),
             flip_s=round(took, 6),
         )
-
-
-def _reason(error: BaseException | None) -> str:
-    if isinstance(error, UpdateRefused):
-        return str(error)
-    logger.error("staging a drafter failed", exc_info=error)
-    return f"{type(error).__name__}: {error}"
+        self.watchdog.swapped()
+        self._began()

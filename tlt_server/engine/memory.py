@@ -84,6 +84,8 @@ class Lending:
             self._drafter.let_stage()
         if not self._router.offload_tags:
             self._router.scheduler._engine_paused = self._paused_before
+        if GPU_MEMORY_TYPE_WEIGHTS in wanted and self._router.state.drafter is not None:
+            self._router.state.drafter.watchdog.resumed()
         self._events.add("memory_resumed", tags=" ".join(wanted), taken_bytes=free - _free_bytes())
 
     def continued(self) -> None:

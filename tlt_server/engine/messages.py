@@ -8,6 +8,8 @@ Under data parallelism each replica answers for itself. Both ends are of one rel
 import msgspec
 from tlt_client.schemas import DrafterTrainer, Event, Mode, Speculation, Versions
 
+from tlt_server.config import Watchfulness
+
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A session of weight updates begins. `selector` is for its calls that have none."""
@@ -88,22 +90,15 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
     tags: list[str] | None = None
 
 
-Ask = (
-    Begin
-    | End
-    | Pausing
-    | Name
-    | ReadVersions
-    | ReadEvents
-    | Offer
-    | Commit
-    | RollBack
-    | Freeze
-    | Wish
-    | HearTrainer
-    | Release
-    | Resume
-)
+class SetWatchdog(msgspec.Struct, frozen=True, tag="set_watchdog"):
+    """Arm the watchdog, or let it observe only."""
+
+    mode: Watchfulness
+
+
+OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
+OfWeights = Begin | End | Pausing | Name | Release | Resume
+Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | HearTrainer
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,6 +1,7 @@
 """What hot reload knows in one scheduler process."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
 from tlt_server.engine.speculation import Speculation
-from tlt_server.metrics import show_event, show_staleness
+from tlt_server.engine.watchdog import Watchdog
+from tlt_server.metrics import show_event, show_staleness, show_watch
 
 
 class Stamp(NamedTuple):
@@ -27,6 +29,10 @@ class Stamp(NamedTuple):
     drafter_version: int | None
 
 
+SHOWN_EVERY = 64
+"""Steps between two looks of the metrics at what the watchdog sees: a gauge costs more than a step has to spare."""
+
+
 @dataclass
 class EngineState:
     """Versions and events, beside the models that they speak of."""
@@ -36,6 +42,7 @@ class EngineState:
     drafter: Drafter | None
     speculation: Speculation
     trainer: DrafterTrainer | None = None
+    _settled: int = 0
 
     @property
     def stamp(self) -> Stamp:
@@ -58,25 +65,44 @@ class EngineState:
         if trainer.refused is not None and trainer.refused != before.refused:
             self.events.add("drafter_refused", version=trainer.refused, why=trainer.reason)
 
+    def settled(self, drafter_version: int, accepted: Sequence[tuple[str, int]]) -> None:
+        """A step was settled that this drafter was in force for at its launch: accepted drafts, by request."""
+        assert self.drafter is not None
+        self.drafter.settled(drafter_version, accepted)
+        self._settled += 1
+        if self._settled % SHOWN_EVERY == 0 and self.events.told is not None:
+            self.show_watch()
+
     def show(self, event: Event) -> None:
         """Shows an event in the metrics, and how many publications the drafter is behind since."""
         show_event(event)
         if self.drafter is not None:
             trained_on = self.drafter.live.trained_on
             show_staleness(None if trained_on is None else self.publications.version - trained_on)
+            self.show_watch()
+
+    def show_watch(self) -> None:
+        """Shows in the metrics what the watchdog sees."""
+        if self.drafter is not None:
+            watch = self.drafter.watchdog.describe()
+            show_watch(watch.accept_length, watch.baseline, self.speculation.on)
 
 
 def state_of(scheduler: Any) -> EngineState:
     """The state of upstream's `Scheduler`, its models loaded."""
     events = EventLog(scheduler.ps.dp_rank or 0)
-    silence_s = ServerConfig.from_environment().publication_silence_s
+    config = ServerConfig.from_environment()
     publications = Publications(
-        scheduler.server_args.weight_version, silence_s, time.monotonic, lambda published: _note(events, published)
+        scheduler.server_args.weight_version,
+        config.publication_silence_s,
+        time.monotonic,
+        lambda published: _note(events, published),
     )
     speculation = Speculation(scheduler.draft_worker, _arm(scheduler.server_args), events)
-    state = EngineState(publications, events, _drafter(scheduler, events), speculation)
+    state = EngineState(publications, events, _drafter(scheduler, events, speculation, config), speculation)
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
+        state.show_watch()
     return state
 
 
@@ -99,9 +125,9 @@ def _arm(server_args: Any) -> Arm | None:
     return Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
 
 
-def _drafter(scheduler: Any, events: EventLog) -> Drafter | None:
-    weights = getattr(scheduler.draft_worker, "weights", None)
-    if weights is None:
+def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config: ServerConfig) -> Drafter | None:
+    worker = scheduler.draft_worker
+    if getattr(worker, "weights", None) is None:
         return None
 
     def between_steps() -> AbstractContextManager[Any]:
@@ -112,4 +138,14 @@ def _drafter(scheduler: Any, events: EventLog) -> Drafter | None:
         return context
 
     start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
-    return Drafter(weights, scheduler.tp_cpu_group, between_steps, events, start)
+    watchdog = Watchdog(config.watchdog, config.accept_length_floor, worker.speculative_num_steps, time.time)
+    return Drafter(
+        worker.weights,
+        scheduler.tp_cpu_group,
+        between_steps,
+        events,
+        start,
+        watchdog,
+        speculation,
+        untrained=config.begins_untrained,
+    )

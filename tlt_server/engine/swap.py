@@ -182,14 +182,15 @@ class DrafterWeights:
     # -- between two steps --
 
     @torch.no_grad()
-    def flip(self) -> None:
-        """Puts the staged weights in force, and keeps those that were."""
-        torch._foreach_copy_(self._previous, self._live)
+    def flip(self, *, remember: bool) -> None:
+        """Puts the staged weights in force; those that were become the previous ones if they are to be remembered."""
+        if remember:
+            torch._foreach_copy_(self._previous, self._live)
         torch._foreach_copy_(self._live, self._staged)
 
     @torch.no_grad()
     def flip_back(self) -> None:
-        """Puts those in force that were before the last flip."""
+        """Puts the previous weights in force."""
         torch._foreach_copy_(self._live, self._previous)
 
 

@@ -213,6 +213,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/drafter/update": (200, DRAFTER),
         "/tlt/v1/strategy": (200, STRATEGY),
         "/tlt/v1/drafter/freeze": (200, DRAFTER),
+        "/tlt/v1/drafter/watchdog": (200, DRAFTER),
         "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),
         "/tlt/v1/trainer": (200, {}),
         "/begin_weight_update": (200, {"success": True, "message": "open"}),

@@ -282,13 +282,15 @@ def test_the_routes_around_weights(connect: Connect) -> None:
             client.drafter(),
             client.update_drafter(DrafterUpdate("/d/4", version=4, trained_on=2)),
             client.freeze_drafter(),
+            client.set_watchdog("observe"),
         ):
             assert given == msgspec.convert(DRAFTER, Drafter)
         with pytest.raises(VersionConflict, match="no drafter to go back to"):
             client.roll_back_drafter()
-        assert server.other[-3:] == [
+        assert server.other[-4:] == [
             ("POST", "/tlt/v1/drafter/update", {"path": "/d/4", "version": 4, "trained_on": 2}, "Bearer admin"),
             ("POST", "/tlt/v1/drafter/freeze", {"frozen": True}, "Bearer admin"),
+            ("PUT", "/tlt/v1/drafter/watchdog", {"mode": "observe"}, "Bearer admin"),
             ("POST", "/tlt/v1/drafter/rollback", {}, "Bearer admin"),
         ]
         client.report_trainer(DrafterTrainer(address="ipc://t", connected=True, received=3))

@@ -32,6 +32,7 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
     Versions,
+    Watch,
 )
 from tlt_client.wire import Prompt
 
@@ -71,4 +72,5 @@ __all__ = [
     "Unauthorized",
     "VersionConflict",
     "Versions",
+    "Watch",
 ]

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import httpx
 
@@ -173,6 +173,10 @@ class AsyncClient:
 
     async def report_trainer(self, trainer: DrafterTrainer) -> None:
         await self._run(self._session.report_trainer(trainer))
+
+    async def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
+        """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
+        return await self._run(self._session.set_watchdog(mode))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:
         await self._run(self._session.begin_weight_update(selector))

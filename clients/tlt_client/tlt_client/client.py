@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import httpx
 
@@ -219,6 +219,10 @@ class Client:
     def report_trainer(self, trainer: DrafterTrainer) -> None:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
         self._run(self._session.report_trainer(trainer))
+
+    def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
+        """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
+        return self._run(self._session.set_watchdog(mode))
 
     def begin_weight_update(self, selector: str | None = None) -> None:
         """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""

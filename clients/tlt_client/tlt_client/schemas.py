@@ -80,6 +80,31 @@ class Staging(msgspec.Struct, frozen=True):
     """Whether it was read and checked, well or not, by the rank that answers."""
 
 
+class Watch(msgspec.Struct, frozen=True):
+    """What the watchdog knows of the drafter in force. Lengths are accept lengths."""
+
+    mode: str
+    """`armed`: a drafter that is plainly worse goes, or speculation is turned off; `observe`: it is only said."""
+    state: str
+    """`gathering` what the next drafter will be held against; `settled`: there is enough of it; `watching` since the
+    event below; `worse`, and left in force; `off`: speculation is."""
+    event: str
+    """The last one: `start`, `drafter` (another one in force), `target` (another one published), `memory` (resumed),
+    `rollback`, `off`."""
+    event_time: float
+    """Seconds since 1970."""
+    steps: int
+    """Decode steps that it saw since then."""
+    accept_length: float | None
+    """Of late, not from before the event."""
+    before: float | None
+    """Before the event, if it was seen long enough."""
+    baseline: float | None
+    """What the drafter is held against while it is watched; later, what it gives others to be held against."""
+    least: float | None
+    """While it watches: below this the drafter is plainly worse."""
+
+
 class Drafter(msgspec.Struct, frozen=True):
     """`GET /tlt/v1/drafter`."""
 
@@ -92,6 +117,8 @@ class Drafter(msgspec.Struct, frozen=True):
     """The highest version that was ever in force: one that is offered must be above it."""
     frozen: bool
     """Whether updates are held back."""
+    watch: Watch | None = None
+    """None from a server that is older than this."""
 
 
 class DrafterUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -135,6 +162,12 @@ class StrategyUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode
 
 
+class DrafterWatchdog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`PUT /tlt/v1/drafter/watchdog`."""
+
+    mode: Literal["armed", "observe"]
+
+
 class Versions(msgspec.Struct, frozen=True):
     """The weights in force."""
 
@@ -152,7 +185,8 @@ class Event(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
     kind: str
     """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; `memory_released`,
-    `_resumed`; `trainer_connected`, `_lost`; later versions have others."""
+    `_resumed`; `trainer_connected`, `_lost`; of the watchdog: `drafter_kept`, `accept_length_collapsed`,
+    `speculation_off`, `speculation_on`, `watchdog_set`; later versions have others."""
     replica: int
     """Of data parallelism; 0 without it."""
     detail: dict[str, str | int | float | bool | None]

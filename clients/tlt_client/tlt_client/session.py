@@ -4,7 +4,7 @@ import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import httpx
 import msgspec
@@ -18,6 +18,7 @@ from tlt_client.schemas import (
     DrafterFreeze,
     DrafterTrainer,
     DrafterUpdate,
+    DrafterWatchdog,
     Event,
     Load,
     Speculation,
@@ -159,6 +160,9 @@ class Session:
 
     def freeze_drafter(self, frozen: bool) -> Flow[Drafter]:
         return (yield from self._drafter("POST", "/tlt/v1/drafter/freeze", DrafterFreeze(frozen)))
+
+    def set_watchdog(self, mode: Literal["armed", "observe"]) -> Flow[Drafter]:
+        return (yield from self._drafter("PUT", "/tlt/v1/drafter/watchdog", DrafterWatchdog(mode)))
 
     def _drafter(
         self, method: str, path: str, fields: msgspec.Struct | None = None, more_s: float = 0
