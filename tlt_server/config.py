@@ -109,6 +109,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trainer: the drafter trainer to follow; None: drafters come over HTTP alone.
     watchdog: what it does about a drafter that is plainly worse than the one before.
     accept_length_floor: the accept length below which speculation is not worth its while, whatever was before.
+    step_log: a file that gets a line for every settled step (engine/steplog.py), for measurements; None: no file.
     """
 
     drafter: str | None = None
@@ -119,6 +120,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trainer: Trainer | None = None
     watchdog: Watchfulness = Watchfulness.ARMED
     accept_length_floor: Annotated[float, msgspec.Meta(gt=1)] = 1.2
+    step_log: str | None = None
 
     @property
     def begins_untrained(self) -> bool:

@@ -1,7 +1,9 @@
 """Tokens are credited to the weights of their step's launch, also where the weights change before it is settled."""
 
 from collections import deque
+from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace as Made
 from typing import Any
 
@@ -16,6 +18,7 @@ from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.state import EngineState, Stamp
+from tlt_server.engine.steplog import StepLog, read_steps
 
 
 def request(**fields: Any) -> Any:
@@ -139,3 +142,13 @@ def test_spans_are_the_stamps(stamps: list[Stamp], cuts: list[int]) -> None:
     spans = last.get("drafter_versions", [])
     assert [span["version"] for span in spans for _ in range(span["end"] - span["start"])] == drafted
     assert all(one["version"] != other["version"] for one, other in pairwise(spans))
+
+
+def test_a_settled_step_is_noted_for_what_is_live(scheduler: Any, tmp_path: Path) -> None:
+    state = scheduler.weight_updater.state
+    live, over, gone = request(rid="a"), request(rid="b", finished=lambda: True), request(rid="c", is_retracted=True)
+    with closing(StepLog(tmp_path / "steps.jsonl")) as state.step_log:
+        credit_tokens(scheduler, batch(live, extend=True), result())
+        credit_tokens(scheduler, batch(live, over, gone), result(4, 2, 3))
+    noted = [(step.decode, step.drafter_version, step.tokens) for step in read_steps(tmp_path / "steps.jsonl")]
+    assert noted == [(False, None, {"a": 1}), (True, None, {"a": 4})]

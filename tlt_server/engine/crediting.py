@@ -52,6 +52,9 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
             _credit(req, count, stamp)
             if plain:
                 _discount_pass(req)
+    if state.step_log is not None:
+        tokens = {req.rid: count for req, count in live}
+        state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens)
     with stamping_launched(scheduler):
         state.publications.tick()
         if stamp.drafter_version is not None and live and batch.forward_mode.is_decode() and not plain:

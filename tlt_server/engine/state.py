@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tlt_client.schemas import Arm, DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
@@ -13,6 +14,7 @@ from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
 from tlt_server.engine.speculation import Speculation
+from tlt_server.engine.steplog import StepLog
 from tlt_server.engine.watchdog import Watchdog
 from tlt_server.metrics import show_event, show_staleness, show_watch
 
@@ -42,6 +44,7 @@ class EngineState:
     drafter: Drafter | None
     speculation: Speculation
     trainer: DrafterTrainer | None = None
+    step_log: StepLog | None = None
     _settled: int = 0
 
     @property
@@ -99,7 +102,10 @@ def state_of(scheduler: Any) -> EngineState:
         lambda published: _note(events, published),
     )
     speculation = Speculation(scheduler.draft_worker, _arm(scheduler.server_args), events)
-    state = EngineState(publications, events, _drafter(scheduler, events, speculation, config), speculation)
+    drafter = _drafter(scheduler, events, speculation, config)
+    speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
+    step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
+    state = EngineState(publications, events, drafter, speculation, step_log=step_log)
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()
