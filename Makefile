@@ -1,7 +1,8 @@
 # make demo   environment, fork, server and the main job, on any Linux x86-64 machine; JSON=PATH keeps the figures
 # make test   every test that runs without a GPU
 # make lint   format, lint, types
-# make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: three minutes
+# make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
+#             that proves that they run, and so of hot reload, in four minutes
 #
 # PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
 # VENV         where the environment lies
@@ -45,6 +46,8 @@ bench: $(READY)
 	    $(BIN)/python -m benchmarks.$$table --models $(BENCH)/models/50m --json $(BENCH)/$$table.json \
 	        $(if $(SMOKE),--smoke) || exit; \
 	done
+	$(if $(SMOKE),$(BIN)/python -m benchmarks.bench_swap --smoke --json $(BENCH)/swap.json)
+	$(if $(SMOKE),$(BIN)/python -m benchmarks.publications --smoke --json $(BENCH)/publications.json)
 
 clean:
 	rm -rf $(VENV)

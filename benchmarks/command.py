@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.models import shapes
 from tlt_server import results
+from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.task import problems
 from tlt_server.errors import ConfigError, ServerFailed, TltError
@@ -26,6 +27,9 @@ from tlt_server.results import Figures, Result
 
 SEED = 2026
 CPU_SHAPE = "50m"
+EMBEDDED = "embedded"
+"""The shape of the embedded models themselves."""
+MUST_BE_ZERO = ("mismatched_outputs", "unexpected_checksums", "unexpected_versions")
 out = Console(highlight=False, soft_wrap=True)
 
 
@@ -68,8 +72,8 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The flags that every table's command has."""
+def parser(name: str, description: str | None, *, compares: bool = True) -> argparse.ArgumentParser:
+    """The flags that every table's command has; `compares` adds those of one that measures sides in rounds."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -77,14 +81,15 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keeps the servers' logs")
     parser.add_argument(
-        "--shape", default="qwen2.5-7b" if gpu else CPU_SHAPE, help=f"one of {', '.join(shapes.SHAPES)}"
+        "--shape", default="qwen2.5-7b" if gpu else CPU_SHAPE, help=f"one of {', '.join((EMBEDDED, *shapes.SHAPES))}"
     )
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="where models of that shape are made and kept")
     parser.add_argument("--model-path", type=Path, metavar="FOLDER", help="a real target instead")
     parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="its EAGLE drafter")
-    parser.add_argument("--rounds", type=positive, default=3, help="how often each side is measured (default: 3)")
     parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
-    if gpu:
+    if compares:
+        parser.add_argument("--rounds", type=positive, default=3, help="how often each side is measured (default: 3)")
+    if compares and gpu:
         parser.add_argument(
             "--upstream",
             type=Path,
@@ -112,7 +117,9 @@ def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as scratch:
         logs = arguments.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
-        if arguments.model_path:
+        if arguments.shape == EMBEDDED and not arguments.model_path:
+            models = Models(*default_paths())
+        elif arguments.model_path:
             for folder in (arguments.model_path, arguments.drafter):
                 read_config(folder)
             models = Models(arguments.model_path, arguments.drafter)
@@ -140,6 +147,9 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
             results.write(result, arguments.json)
         if failed := result.figures.get("failed_requests"):
             raise ServerFailed(f"{failed} requests failed: what they would have given is missing from the figures")
+        for figure in MUST_BE_ZERO:
+            if wrong := result.figures.get(figure):
+                raise ServerFailed(f"{figure} is {wrong}, and must be 0: the server is not correct")
     except TltError as error:
         sys.stderr.write(f"{name}: {error}\n")
         raise SystemExit(error.exit_code) from error
@@ -159,15 +169,21 @@ def _check_writable(file: Path) -> None:
 
 
 def main(
-    name: str, description: str | None, argv: Sequence[str], measure: Measure, table: Callable[[Result], str]
+    name: str,
+    description: str | None,
+    argv: Sequence[str],
+    measure: Measure,
+    table: Callable[[Result], str],
+    flags: argparse.ArgumentParser | None = None,
 ) -> None:
-    """A command with no flags of its own: measures, keeps, and shows a table in Markdown."""
-    arguments = parser(name, description).parse_args(argv)
+    """Measures, keeps, and shows a table in Markdown; `flags` are the command's, where it has more than a table's."""
+    flags = flags or parser(name, description)
+    arguments = flags.parse_args(argv)
 
     def result() -> Result:
         with workplace(arguments) as (models, logs):
             figures = measure(models, logs, arguments)
-        made = results.measured_here(name, ["python", "-m", f"benchmarks.{name}", *argv], figures)
+        made = results.measured_here(name, [*flags.prog.split(), *argv], figures)
         out.print(Markdown(table(made)))
         return made
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import tables
 from benchmarks.profiling import breakdown
+from benchmarks.reload import shown
 from tlt_server import results
 from tlt_server.demo.run import as_text
 from tlt_server.errors import ConfigError
@@ -24,6 +25,10 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "context": (tables.context, ["context.h200"]),
     "profile": (breakdown.as_markdown, ["profile.h200"]),
     "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
+    "swap": (shown.swap, ["swap.h200"]),
+    "swap_cpu": (shown.swap, ["swap.cpu2"]),
+    "publications": (shown.publications, ["publications.h200x4"]),
+    "publications_cpu": (shown.publications, ["publications.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""
 PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu")

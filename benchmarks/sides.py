@@ -20,7 +20,7 @@ from benchmarks.servers import Server
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
-from tlt_server.preflight import read_config
+from tlt_server.preflight import drafter_algorithm, read_config
 from tlt_server.process import Running, running_module
 
 GPU_FLAGS = [
@@ -90,7 +90,8 @@ class Site:
             environment |= GPU_ENVIRONMENT
         if side.arm:
             flags += [
-                *("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(self.drafter)),
+                *("--speculative-algorithm", drafter_algorithm(str(self.drafter))),
+                *("--speculative-draft-model-path", str(self.drafter)),
                 *("--speculative-num-steps", str(side.arm.num_steps), "--speculative-eagle-topk", str(side.arm.topk)),
                 *("--speculative-num-draft-tokens", str(side.arm.num_draft_tokens)),
             ]

@@ -105,7 +105,7 @@ def speedup(result: Result) -> str:
         pairs = zip(*(_cells(figures, f"{what}_{arm}", loads) for what in ("break_even", "accept_length")), strict=True)
         lengths.append([label(arm), *(" / ".join(filter(None, pair)) for pair in pairs)])
     batches = [f"batch {numbers_in(load)[0]}" for load in loads]
-    tables = (_table(["speed-up", *batches], rows), _table(["accept length: needed / reached", *batches], lengths))
+    tables = (table(["speed-up", *batches], rows), table(["accept length: needed / reached", *batches], lengths))
     return "\n\n".join((caption(result), *tables))
 
 
@@ -120,7 +120,7 @@ def headline(result: Result) -> str:
             best = best_arm(figures, arms, load)
             rows[-1] += [label(best), *_cells(figures, f"speedup_{best}", [load])] if best else ["", ""]
     header = ["batch", "plain, tokens/s", "best arm", "speed-up", "SGLang's best arm", "speed-up"]
-    return f"{caption(result)}\n\n{_table(header, rows)}"
+    return f"{caption(result)}\n\n{table(header, rows)}"
 
 
 def accept_length(result: Result) -> str:
@@ -145,8 +145,8 @@ def accept_length(result: Result) -> str:
     ]
     batches = [f"batch {numbers_in(load)[0]}" for load in loads]
     tables = (
-        _table(["speed-up at accept length", "arm", *batches], rows),
-        _table(["ms per step at accept length", "arm", *batches], steps),
+        table(["speed-up at accept length", "arm", *batches], rows),
+        table(["ms per step at accept length", "arm", *batches], steps),
     )
     return "\n\n".join((caption(result), *tables))
 
@@ -162,7 +162,7 @@ def context(result: Result) -> str:
         reached = median(figures[name] for load in loads if (name := f"accept_length_{arm}_{load}") in figures)
         header += [f"{label(arm)} at accept length {reached:.1f}", "breaks even"]
         columns += [_cells(figures, f"{what}_{arm}", loads) for what in ("speedup", "break_even")]
-    return f"{caption(result)}\n\n{_table(header, list(zip(*columns, strict=True)))}"
+    return f"{caption(result)}\n\n{table(header, list(zip(*columns, strict=True)))}"
 
 
 def best_arm(figures: Figures, arms: Iterable[str], load: str) -> str | None:
@@ -176,6 +176,6 @@ def _cells(figures: Figures, what: str, loads: Sequence[str], form: str = ".2f")
     return [format(figures[name], form) if name in figures else "" for name in names]
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -14,6 +14,9 @@ RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 PLACEHOLDERS = {
     **dict.fromkeys(("ARM", "DTYPE", "X"), "[a-z0-9]+"),
     **dict.fromkeys(("D", "N"), r"\d+"),
+    "OLD": "good|random",
+    "WHERE": "running|prefix",
+    "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
     "SIDE": r"(upstream_)?(plain|plain_random|adaptive|(chain|tree)(_\d+)+(_accept_\d+)?)",
     "PHASE": "decode|verify|sampling|extend|between|draft",
     "GROUP": "[a-z]+",
