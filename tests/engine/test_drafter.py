@@ -147,6 +147,19 @@ def test_a_drafter_that_has_learnt_nothing_is_never_drafted_with(contents: Conte
     assert (rank.drafter.live.version, rank.last("accept_length_collapsed")["action"]) == (2, "speculation_off")
 
 
+def test_only_a_trusted_drafters_cache_serves_the_next_one(armed: Rank) -> None:
+    swap(armed.drafter, "/a", 1)
+    assert armed.drafter.cache_era == 0  # the drafter of the start is trusted
+    swap(armed.drafter, "/b", 2)
+    assert armed.drafter.cache_era == 1  # /a was on trial
+    armed.settles(2, 2000)
+    assert armed.last("drafter_kept")["version"] == 2
+    swap(armed.drafter, "/c", 3)
+    assert armed.drafter.cache_era == 1
+    armed.settles(0, 1000)
+    assert (armed.drafter.live.version, armed.drafter.cache_era) == (2, 2)  # rolled back by itself
+
+
 def test_nothing_is_in_force_before_it_is_staged(drafter: Drafter, contents: Contents) -> None:
     contents.may_stage.clear()
     drafter.offer(Offer("/a", 1))

@@ -4,11 +4,13 @@ import logging
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
+    BatchTokenizedGenerateReqInput,
     ContinueGenerationReqInput,
     FlushCacheReqInput,
     PauseGenerationReqInput,
     TltReqInput,
     TltReqOutput,
+    TokenizedGenerateReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightsFromDistributedReqInput,
     UpdateWeightsFromIPCReqInput,
@@ -58,6 +60,8 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
             return _answered(scheduler, recv_req)
         state = scheduler.weight_updater.state
         _see(state.publications, recv_req)
+        if state.drafter is not None:
+            _name_era(state.drafter.cache_era, recv_req)
         output = scheduler._request_dispatcher(recv_req)
         if isinstance(recv_req, ContinueGenerationReqInput):
             scheduler.weight_updater.memory.continued()
@@ -65,6 +69,13 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
             state.drafter.watchdog.published()
         return output
+
+
+def _name_era(era: int, recv_req: Any) -> None:
+    """Requests share a cached prefix only with those of their own era, by SGLang's namespaces of the cache."""
+    if era and isinstance(recv_req, TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput):
+        for each in recv_req if isinstance(recv_req, BatchTokenizedGenerateReqInput) else [recv_req]:
+            each.extra_key = f"{each.extra_key or ''}|drafter era {era}"
 
 
 def _see(publications: Any, recv_req: Any) -> None:

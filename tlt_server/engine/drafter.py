@@ -74,6 +74,7 @@ class Drafter:
         self.live = start
         self.previous: DrafterVersion | None = None
         self._untrained = start.version if untrained else None
+        self.cache_era = 0
         self._began()
 
     def describe(self) -> Described:
@@ -147,6 +148,7 @@ class Drafter:
             recovery_s=round(time.monotonic() - self._since, 6),
             steps=self._steps,
         )
+        self._leave_cache()
         self.watchdog.rolled_back(trusted=self.live.version == self._trusted)
         self._began()
 
@@ -205,6 +207,11 @@ class Drafter:
         return not self.watchdog.trusted and self.previous is not None and self.previous.version == self._trusted
 
     # -- within --
+
+    def _leave_cache(self) -> None:
+        """New requests share no prefix that a drafter nobody trusts has read: of its keys and values the next one makes
+        nothing (benchmarks/README.md says what that costs). Those of a trusted one serve its successor as well."""
+        self.cache_era += not self.watchdog.trusted
 
     def _began(self) -> None:
         """A drafter was put in force."""
@@ -271,5 +278,6 @@ class Drafter:
             staging_s=round(seconds, 6),
             flip_s=round(took, 6),
         )
+        self._leave_cache()
         self.watchdog.swapped()
         self._began()
