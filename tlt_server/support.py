@@ -80,7 +80,7 @@ FEATURES: Sequence[Feature] = (
     ),
     Feature("LoRA", "--enable-lora", lambda a: bool(a.enable_lora), "the drafter would not follow the adapter"),
     Feature("Quantized target", "--quantization fp8", lambda a: a.quantization is not None, UNTESTED),
-    Feature("Memory saver", "--enable-memory-saver", lambda a: a.enable_memory_saver, UNTESTED),
+    Feature("Memory saver", "--enable-memory-saver", lambda a: a.enable_memory_saver),
     Feature(
         "Deterministic inference",
         "--enable-deterministic-inference",
