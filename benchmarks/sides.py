@@ -19,7 +19,7 @@ import torch
 from benchmarks.servers import Server
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
-from tlt_server.launch import has_gpu
+from tlt_server.launch import GPU_ENVIRONMENT, has_gpu
 from tlt_server.preflight import drafter_algorithm, read_config
 from tlt_server.process import Running, running_module
 
@@ -28,8 +28,6 @@ GPU_FLAGS = [
     # servers share the card: the tokens decide what each takes, not the share of memory that it finds free
     *("--mem-fraction-static", "0.9"),
 ]
-# flashinfer's own 384 MB are too few for verifying 1,024 tokens at once.
-GPU_ENVIRONMENT = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2 << 30)}
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
 OVERHEAD_GB = {"gpu": {"plain": 5, "speculation": 10}, "cpu": {"plain": 1.5, "speculation": 1.5}}
 LOG_INTERVAL = 8  # decode steps that the server sums up in one line of its log
@@ -87,7 +85,7 @@ class Site:
         if has_gpu():
             graphs = [str(batch) for batch in self.batches if batch <= side.max_batch]
             flags += [*GPU_FLAGS, "--cuda-graph-bs-decode", *graphs]
-            environment |= GPU_ENVIRONMENT
+            environment |= GPU_ENVIRONMENT  # for upstream's too
         if side.arm:
             flags += [
                 *("--speculative-algorithm", drafter_algorithm(str(self.drafter))),

@@ -39,7 +39,7 @@ class PlainSteps:
         self._worker = worker
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        runner.attn_backend = runner._get_attention_backend(init_new_workspace=True)
+        runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()
 
