@@ -11,7 +11,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     {"errors", "torchvision", "__init__"},
     {"config", "metrics", "results", "support", "preflight", "process"},
-    {"wire", "drafter"},
+    {"wire", "drafter", "strategy"},
     {"fork", "engine", "link", "trainer"},
     {"demo"},
     {"api"},

@@ -235,3 +235,78 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     help: str
     """One line for a person: what this state means and what to do about it, if anything."""
+
+
+class SelectionBucket(msgspec.Struct, frozen=True):
+    """Batch sizes that share what is learned of their arms."""
+
+    first: int
+    """The smallest; the largest is the one before the next bucket's."""
+    arms: tuple[Arm | None, ...]
+    """Those that compete; None: off, which is plain decoding."""
+
+
+class SelectionUpdate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a server is to choose arms, from the next step on. All of it replaces what was."""
+
+    mode: str = "bandit"
+    """`bandit`; `paper`: BEG-MAB as published; `pinned`: one arm, and off beyond its largest batch size; `off`."""
+    pinned: Arm | None = None
+    """The arm of mode `pinned`."""
+    buckets: tuple[SelectionBucket, ...] | None = None
+    """Ascending from batch size 1; None: the server's own, from start-up timing."""
+    epsilon: float = 0.1
+    """Mode `paper`: how often it explores."""
+    window: int = 300
+    """Mode `paper`: rewards that an arm's median is taken of. The report's medians are, in every mode."""
+    exploration: float = 0.015
+    """Mode `bandit`: the share of decoding time that exploration may lose, against the best arm known."""
+
+
+class ArmReport(msgspec.Struct, frozen=True):
+    """An arm in a bucket."""
+
+    arm: Arm | None
+    """None: off."""
+    pulls: int
+    """Decode steps whose time counted."""
+    seconds: float
+    """Of those steps together."""
+    median_reward: float | None
+    """Committed tokens per second, of all requests together; None before the first pull."""
+    expected_reward: float
+    """What mode `bandit` expects, at the batch and context of the bucket's last step."""
+    accept_length: float
+    """Expected tokens per verify and request, the bonus token included."""
+    step_ms: float
+    """Expected milliseconds of a step, likewise."""
+
+
+class BucketReport(msgspec.Struct, frozen=True):
+    """A bucket."""
+
+    first: int
+    last: int
+    in_force: Arm | None
+    """What a batch of this size is decoded with; None: off."""
+    arms: tuple[ArmReport, ...]
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server chooses arms, and what came of it."""
+
+    mode: str
+    epsilon: float
+    window: int
+    exploration: float
+    explored_s: float
+    """Seconds of decoding in which mode `bandit` looked at other arms than the best."""
+    explored_lost_s: float
+    """What that cost: those seconds, less what the best arm would have taken for the same tokens."""
+    decoded_s: float
+    """Seconds of decoding that counted."""
+    lost: int
+    """Steps whose result never came; more than a few are a bug."""
+    unmatched: int
+    """Results of no known step; likewise."""
+    buckets: tuple[BucketReport, ...]

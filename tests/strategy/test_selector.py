@@ -1,0 +1,228 @@
+"""What holds of a selector whatever a server does: where arms may run, what exploration costs, what is kept."""
+
+from itertools import pairwise
+from random import Random
+from statistics import median
+from time import perf_counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tlt_client import schemas
+
+from tests.strategy.kit import BUCKETS, CAPTURED, DEEP, LARGEST, MS, SHALLOW, TREE, costs, selector
+from tlt_server.config import Arm
+from tlt_server.errors import ConfigError
+from tlt_server.strategy.arms import ArmTable, Choice
+from tlt_server.strategy.defaults import default_buckets
+from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.selector import Selector
+
+MODES = st.sampled_from(["bandit", "paper", "off", "pinned"])
+BATCHES = st.lists(st.integers(1, LARGEST), min_size=1, max_size=150)
+
+
+def update(mode: str, **fields: float) -> schemas.SelectionUpdate:
+    return schemas.SelectionUpdate(mode=mode, pinned=schemas.Arm(3, 2, 6), **fields)
+
+
+class Server:
+    """A scheduler that launches one step ahead. An arm takes `slower` times as long as timed; drafts fare as drawn."""
+
+    def __init__(self, chosen: Selector, random: Random, slower: dict[Choice, float] | None = None) -> None:
+        self.selector, self.random, self.slower = chosen, random, slower or {}
+        self.now = self.free = 0.0
+        self.waiting: tuple[int, list[int], float] | None = None
+        self.pulled: list[tuple[int, Choice, float]] = []
+
+    def step(self, batch: int) -> None:
+        arm = self.selector.table().arm(batch)
+        self.selector.launched(arm, batch, 100 * batch, self.free)
+        if self.waiting is not None:
+            self.selector.settled(*self.waiting)
+        seconds = MS[arm] / 1000 * self.slower.get(arm, 1.0) * self.random.uniform(0.95, 1.05)
+        self.free, self.now = self.now, self.now + seconds
+        depth = arm.num_steps if arm else 0
+        self.waiting = batch, [self.random.randint(0, depth) for _ in range(batch)], self.now
+        self.pulled.append((batch, arm, seconds))
+
+
+@given(MODES, BATCHES, st.integers(0, 5))
+def test_no_arm_runs_beyond_the_sizes_it_was_captured_for(mode: str, batches: list[int], seed: int) -> None:
+    server = Server(selector(seed), Random(seed))
+    server.selector.configure(update(mode))
+    for batch in batches:
+        server.step(batch)
+    assert all(arm is None or batch <= CAPTURED[arm] for batch, arm, _ in server.pulled)
+
+
+@given(MODES, BATCHES, st.integers(0, 5))
+def test_equal_seeds_and_results_give_equal_decisions(mode: str, batches: list[int], seed: int) -> None:
+    servers = [Server(selector(seed), Random(seed)) for _ in range(2)]
+    for server in servers:
+        server.selector.configure(update(mode, epsilon=0.5))
+        for batch in batches:
+            server.step(batch)
+    assert servers[0].pulled == servers[1].pulled
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.floats(1.0, 50.0)), min_size=1, max_size=8),
+    st.floats(0.0, 0.1),
+    st.integers(0, 5),
+)
+def test_exploration_never_loses_more_than_its_share(phases: list[tuple[int, float]], share: float, seed: int) -> None:
+    """At every launch, though arms turn out many times slower than timed: what has been lost so far exceeds the share
+    of the time so far by no more than the two looks that may have been under way, at what they turned out to lose.
+    """
+    server = Server(selector(seed), Random(seed))
+    server.selector.configure(update("bandit", exploration=share))
+    longest = 0.0
+    for batch, slower in phases:
+        server.slower = {arm: server.random.choice([1.0, slower]) for arm in MS}
+        server.selector.weights_changed()
+        for _ in range(60):
+            server.step(batch)
+            longest = max(longest, server.pulled[-1][2])
+            report = server.selector.report()
+            assert report.explored_lost_s <= share * server.now + 2 * longest
+
+
+def test_a_look_waits_until_it_is_affordable() -> None:
+    """A share of 1 % of steps of 8 ms: a look that loses 4 ms, once in 50 steps; no share, none."""
+    looks = {}
+    for share in (0.0, 0.01):
+        server = Server(selector(), Random(0))
+        server.selector.configure(update("bandit", exploration=share))
+        for _ in range(2000):
+            server.step(32)
+        in_force = max(MS, key=[arm for _, arm, _ in server.pulled].count)
+        looks[share] = sum(arm != in_force for _, arm, _ in server.pulled[100:])
+    assert looks[0.0] == 0
+    assert 20 < looks[0.01] < 2000 * 0.01 / 0.1
+
+
+@given(BATCHES, st.integers(0, 5))
+def test_what_was_learned_survives_a_restart(batches: list[int], seed: int) -> None:
+    server = Server(selector(seed), Random(seed))
+    for batch in batches:
+        server.step(batch)
+    kept = msgspec.json.encode(server.selector.learned())
+    restarted = selector()
+    restarted.restore(msgspec.json.decode(kept, type=Learned))
+    assert msgspec.json.encode(restarted.learned()) == kept
+
+
+def test_a_warm_restart_begins_where_it_ended() -> None:
+    """Timing called a shallow chain slow, and it is fast."""
+    server = Server(selector(), Random(0), {SHALLOW: 0.3})
+    assert server.selector.table().arm(4) != SHALLOW
+    for _ in range(1500):
+        server.step(4)
+    restarted = selector()
+    restarted.restore(server.selector.learned())
+    assert restarted.table().arm(4) == SHALLOW
+
+
+def test_learned_of_another_server_is_taken_as_far_as_it_fits() -> None:
+    server = Server(selector(), Random(0))
+    for _ in range(50):
+        server.step(4)
+    other = Selector(costs({None: 5.0, Arm(5, 1, 6): 9.0}), {Arm(5, 1, 6): 8}, 8, BUCKETS[2:], Random(0))
+    other.restore(server.selector.learned())
+    assert other.learned().acceptance.trials[:3] == server.selector.learned().acceptance.trials
+
+
+def test_settings_change_and_what_was_learned_stays() -> None:
+    server = Server(selector(), Random(0))
+    for _ in range(200):
+        server.step(4)
+    before = server.selector.learned()
+    server.selector.configure(update("off"))
+    server.selector.configure(update("bandit"))
+    assert server.selector.learned() == before
+
+
+def test_noise_switches_little() -> None:
+    """Two arms of equal reward, whose steps scatter by 5 %: outside of looks, neither is left for the other often."""
+    equal = {DEEP: 7.0, SHALLOW: 7.0, None: 20.0, TREE: 20.0}
+    server = Server(Selector(costs(equal), CAPTURED, LARGEST, BUCKETS, Random(0)), Random(0))
+    server.selector.configure(update("bandit", exploration=0.0))
+    server.random.randint = lambda low, high: min(high, 1)  # type: ignore[method-assign]
+    server.slower = {arm: equal[arm] / MS[arm] for arm in MS}
+    for _ in range(2000):
+        server.step(32)
+    arms = [arm for _, arm, _ in server.pulled[200:]]
+    assert set(arms) <= {DEEP, SHALLOW}
+    assert sum(a != b for a, b in pairwise(arms)) < 10
+
+
+def test_off_is_left_when_drafts_are_accepted_again() -> None:
+    """Off is in force while nothing is accepted, and not for ever."""
+    server = Server(selector(), Random(0))
+    server.random.randint = lambda low, high: 0  # type: ignore[method-assign]
+    for _ in range(1500):
+        server.step(32)
+    assert [arm for _, arm, _ in server.pulled[-50:]].count(None) > 40
+    server.random.randint = lambda low, high: high  # type: ignore[method-assign]
+    for _ in range(1000):
+        server.step(32)
+    assert [arm for _, arm, _ in server.pulled[-50:]].count(DEEP) > 40
+
+
+def test_an_arm_that_was_not_timed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"arms \(9,1,10\): captured and not timed"):
+        Selector(costs(), {Arm(9, 1, 10): 4}, LARGEST, BUCKETS, Random(0))
+
+
+def test_a_table_crosses_to_other_ranks_in_a_few_bytes() -> None:
+    table = selector().table()
+    wire = msgspec.msgpack.encode(table)
+    assert msgspec.msgpack.decode(wire, type=ArmTable) == table
+    assert len(wire) < 64
+
+
+def test_the_table_changes_only_where_a_decision_does() -> None:
+    """So that ranks are sent little: at most two tables for each look, out and back."""
+    server = Server(selector(), Random(0))
+    tables = []
+    for _ in range(1000):
+        server.step(32)
+        tables.append(server.selector.table())
+    changes = sum(a != b for a, b in pairwise(tables))
+    looks = sum(arm != SHALLOW for _, arm, _ in server.pulled)
+    assert 0 < changes <= 2 * looks + 2
+
+
+def test_selecting_and_observing_are_quick() -> None:
+    """Tens of microseconds on a quiet machine, at the largest batch; the bound is ten times the 50 that are allowed."""
+    chains = [Arm(steps, 1, steps + 1) for steps in range(1, 8)]
+    timed = costs({None: 5.0} | {arm: 5.0 + arm.num_steps for arm in chains})
+    buckets = default_buckets(timed, dict.fromkeys(chains, 256), 256, [1, 16, 256])
+    chosen = Selector(timed, dict.fromkeys(chains, 256), 256, buckets, Random(0))
+    random, spent = Random(0), ([], [])
+    for step in range(2000):
+        start = perf_counter()
+        arm = chosen.table().arm(256)
+        chosen.launched(arm, 256, 100_000, step * 0.01)
+        middle = perf_counter()
+        accepted = random.choices(range(1 + (arm.num_steps if arm else 0)), k=256)
+        after = perf_counter()
+        chosen.settled(256, accepted, (step + 1) * 0.01)
+        for times, seconds in zip(spent, (middle - start, perf_counter() - after), strict=True):
+            times.append(seconds)
+    assert chosen.report().unmatched == 0
+    selecting, observing = (1e6 * median(times) for times in spent)
+    print(f"select {selecting:.1f} us, observe {observing:.1f} us")  # noqa: T201 - shown by pytest -s
+    assert max(selecting, observing) < 500
+
+
+def test_default_buckets_hold_what_could_be_best_where_it_was_captured() -> None:
+    captured = CAPTURED | {TREE: 20, Arm(7, 1, 8): 128}
+    buckets = default_buckets(costs(MS | {Arm(7, 1, 8): 500.0}), captured, LARGEST, [8, 64])
+    assert [bucket.first for bucket in buckets] == [1, 9, 65]
+    assert buckets[2].arms == (None,)
+    assert TREE in buckets[0].arms
+    assert TREE not in buckets[1].arms
+    assert all(None in bucket.arms and Arm(7, 1, 8) not in bucket.arms for bucket in buckets)

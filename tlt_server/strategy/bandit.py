@@ -1,0 +1,141 @@
+"""Mode `bandit`: BEG-MAB, with what the paper leaves open decided for a server that pays for every experiment.
+
+**The arm in force** of a bucket is the one with the highest expected reward (knowledge.py), given the batch and the
+cached tokens of the bucket's last step. Another takes over only where it is expected to be better by a margin: by what
+estimates scatter anyway, and while the arm in force is not well known, by a part of the doubt about it. So noise
+switches little, and an arm that was just taken is measured before it is left.
+
+**Cold start** needs no round of trials: timing and a guess at acceptance order the arms, and the arm in force corrects
+the guess for all of them. An arm that was thought too good shows it by being pulled.
+
+**Exploration** finds an arm that was thought too bad. It goes to the arm with the highest
+
+    expected reward over that of the arm in force, plus BONUS times the root of the steps since it was pulled here
+
+so that near rivals are looked at often, hopeless arms seldom, and each some time: any arm may become the best. It waits
+until the budget (budget.py) affords that arm, whatever that takes: were it passed over for a cheaper one, an arm that
+was slow once would stay so for ever. One step at a time: each result may change what is worth a look.
+
+**What exploration costs** is the time that it loses: a step's seconds, less those in which the arm in force would have
+made the same tokens. That is what a user pays, and it is what a near rival costs little of, so that it is looked at
+often, which at batch 1 it must be: one verify scatters by half its mean. Were all of an explored step's time charged,
+a rival 5 % better would not be told from one 5 % worse in 2,000 steps. A tenth of it is charged at least, for a rate is
+an estimate: all explored steps together take ten times the budget's share at most, and that only where rivals are near.
+
+**Off** is in force where no arm is expected to beat plain decoding. What it is left for is known from exploration: a
+pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks.
+"""
+
+from math import sqrt
+
+from tlt_server.strategy.arms import ArmTable, Buckets, Choice
+from tlt_server.strategy.budget import Budget
+from tlt_server.strategy.knowledge import FAR, Knowledge
+from tlt_server.strategy.pulls import Pull
+
+MARGIN = 0.02
+"""By how much a rival must be expected to be better: two well known arms scatter by about so much."""
+PATIENCE = 0.5
+"""Of the standard deviation of what the arm in force is expected to have accepted: likewise."""
+BONUS = 0.04
+"""Share of the best reward, for the root of one step. After 1,000 steps it adds up to 1.3: enough for an arm that makes
+next to nothing to be looked at before a near rival is again."""
+LEAST = 0.1
+"""Of an explored step's time, charged however good the arm: about what switching to it and back may cost, 0.2 ms each
+way, and more; and what bounds how often that is done. At 0.3 the looks become a third as many, and one simulated cold
+start in eight misses the bar that one in thirty misses at 0.1."""
+
+
+class Bandit:
+    """Decides on rank 0, and learns from what came of it.
+
+    share: of decoding time that exploration may lose, 0 to 1.
+    """
+
+    def __init__(self, buckets: Buckets, knowledge: Knowledge, share: float) -> None:
+        self._buckets = buckets
+        self._knowledge = knowledge
+        self._budget = Budget(share)
+        self._steps = [0] * len(buckets.all)
+        self._pulled: list[dict[Choice, int]] = [dict.fromkeys(bucket.arms, 0) for bucket in buckets.all]
+        self._in_force = [_best(self._rates(bucket, buckets.last(bucket), 0)) for bucket in range(len(buckets.all))]
+        self._exploring: tuple[int, Choice] | None = None
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that exploration lost."""
+        return self._budget.spent
+
+    def table(self) -> ArmTable:
+        """What each bucket does next."""
+        arms = list(self._in_force)
+        if self._exploring is not None:
+            bucket, arm = self._exploring
+            arms[bucket] = arm
+        return self._buckets.table(arms)
+
+    def launched(self, arm: Choice, batch: int, cached: int) -> float:
+        """A step begins.
+
+        Returns:
+            Seconds of the budget that it is charged with: 0 unless it explores.
+        """
+        bucket = self._buckets.index(batch)
+        self._exploring = None
+        self._steps[bucket] += 1
+        self._pulled[bucket][arm] = self._steps[bucket]
+        if arm == self._in_force[bucket]:
+            return 0.0
+        charge = self._lost(arm, batch, cached, self._knowledge.seconds(arm, batch, cached))
+        self._budget.spend(charge)
+        return charge
+
+    def settled(self, pull: Pull, seconds: float | None) -> None:
+        """A step's result has been learned from: decides what its bucket does next."""
+        if seconds is not None:
+            self._budget.earn(seconds)
+            if pull.charged:
+                self._explored(pull, seconds)
+        self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
+
+    def weights_changed(self) -> None:
+        """Another target or drafter is in force: explores with what was laid by for that."""
+        self._budget.release()
+
+    def _explored(self, pull: Pull, seconds: float) -> None:
+        self._budget.spend(self._lost(pull.arm, pull.batch, pull.cached, seconds) - pull.charged)
+        if FAR * seconds < self._knowledge.seconds(pull.arm, pull.batch, pull.cached):
+            # far faster than known: looked at again at once, for it takes a few in a row to be believed
+            self._pulled[self._buckets.index(pull.batch)][pull.arm] = 0
+
+    def _decide(self, bucket: int, batch: int, cached: int) -> None:
+        rates = self._rates(bucket, batch, cached)
+        best, before = _best(rates), self._in_force[bucket]
+        margin = max(MARGIN, PATIENCE * self._knowledge.acceptance.doubt(before))
+        if rates[best] > (1 + margin) * rates[before]:
+            self._in_force[bucket] = before = best
+        self._exploring = None
+        if rival := self._rival(bucket, rates, before):
+            seconds = self._knowledge.seconds(rival[0], batch, cached)
+            if self._budget.affords(self._lost(rival[0], batch, cached, seconds)):
+                self._exploring = bucket, rival[0]
+
+    def _lost(self, arm: Choice, batch: int, cached: int, seconds: float) -> float:
+        """Of a step's seconds, those in which the arm in force would not have made its tokens."""
+        in_force = self._in_force[self._buckets.index(batch)]
+        tokens = batch * self._knowledge.acceptance.length(arm)
+        return max(LEAST * seconds, seconds - tokens / self._knowledge.rate(in_force, batch, cached))
+
+    def _rates(self, bucket: int, batch: int, cached: int) -> dict[Choice, float]:
+        return {arm: self._knowledge.rate(arm, batch, cached) for arm in self._buckets.all[bucket].arms}
+
+    def _rival(self, bucket: int, rates: dict[Choice, float], in_force: Choice) -> tuple[Choice] | None:
+        """The arm that is most worth a look; None where there is no other."""
+        step, pulled, best = self._steps[bucket], self._pulled[bucket], rates[in_force]
+        worth = {arm: rate / best + BONUS * sqrt(step - pulled[arm]) for arm, rate in rates.items() if arm != in_force}
+        return (_best(worth),) if worth else None
+
+
+def _best(worth: dict[Choice, float]) -> Choice:
+    """The first of equals."""
+    return max(worth, key=worth.__getitem__)

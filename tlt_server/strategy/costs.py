@@ -1,0 +1,98 @@
+"""What a decode step is expected to cost, from timing every arm when the server starts.
+
+Where the cost lies is known before anything was served: the same weights are read and the same kernels run whatever
+the tokens say. Timing an arm on dummy input at each captured batch size gives the cost of a short context; timing it
+at a second context gives what each cached token adds.
+
+Why context enters here and not as a dimension of the buckets: on an H200 the best arm does change with it (at 32
+requests chain 3,1,4 is 1.5 times as fast as plain decoding at 512 tokens, and 0.74 at 32k), so it cannot be left out.
+But a step's time is linear in the cached tokens of the whole batch: attention reads each of them once in a pass. One
+slope for each arm says as much as a row of buckets, and does not split the samples. The measurements are in
+benchmarks/results/context.h200.json; tests/strategy/test_costs.py says how well lines fit them. (Timed at one context
+alone, paces still follow a batch whose requests grow long together. But a next one, short again, may be decoded with
+the wrong arm for hundreds of steps: simulated, that lost a third of their time once in three drains.)
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from tlt_server.errors import ConfigError
+from tlt_server.strategy.arms import Choice
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """A timed decode step: draft, verify and draft-extend, or plain decoding.
+
+    cached: tokens in the KV cache, of all requests together.
+    """
+
+    arm: Choice
+    batch: int
+    cached: int
+    seconds: float
+
+
+class StepCosts:
+    """Expected seconds of a step, by arm, batch size and cached tokens.
+
+    Raises:
+        ConfigError: plain decoding was not timed.
+    """
+
+    def __init__(self, timings: Iterable[Timing]) -> None:
+        by_arm: dict[Choice, list[Timing]] = defaultdict(list)
+        for timing in timings:
+            by_arm[timing.arm].append(timing)
+        self._lines = {arm: _Line(found) for arm, found in by_arm.items()}
+        if None not in self._lines:
+            raise ConfigError("off was not timed: time plain decoding too, which is what every arm is held against")
+
+    @property
+    def arms(self) -> Collection[Choice]:
+        """All that were timed."""
+        return self._lines.keys()
+
+    def seconds(self, arm: Choice, batch: int, cached: int) -> float:
+        """Of one step, for a batch of so many requests with so many cached tokens in all."""
+        return self._lines[arm].seconds(batch, cached)
+
+
+class _Line:
+    """One arm: seconds linear in cached tokens, and between two timed batch sizes linear in the batch size."""
+
+    def __init__(self, timings: list[Timing]) -> None:
+        by_batch: dict[int, list[Timing]] = defaultdict(list)
+        for timing in timings:
+            by_batch[timing.batch].append(timing)
+        means = {batch: _means(found) for batch, found in by_batch.items()}
+        apart = [
+            (each.cached - means[each.batch][0], each.seconds - means[each.batch][1])
+            for each in timings
+            if len(by_batch[each.batch]) > 1
+        ]
+        spread = sum(x * x for x, _ in apart)
+        self._slope = max(0.0, sum(x * y for x, y in apart) / spread) if spread else 0.0
+        points = [(batch, seconds - self._slope * cached) for batch, (cached, seconds) in sorted(means.items())]
+        self._batches = [batch for batch, _ in points]
+        self._seconds = [seconds for _, seconds in points]
+
+    def seconds(self, batch: int, cached: int) -> float:
+        return self._slope * cached + self._at(batch)
+
+    def _at(self, batch: int) -> float:
+        batches, seconds = self._batches, self._seconds
+        right = bisect_left(batches, batch)
+        if right < len(batches) and (batches[right] == batch or right == 0):
+            return seconds[right]
+        right = min(right, len(batches) - 1)  # beyond the largest: the line through the last two
+        if right == 0:
+            return seconds[0]
+        share = (batch - batches[right - 1]) / (batches[right] - batches[right - 1])
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+
+def _means(timings: list[Timing]) -> tuple[float, float]:
+    return sum(t.cached for t in timings) / len(timings), sum(t.seconds for t in timings) / len(timings)

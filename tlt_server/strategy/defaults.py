@@ -1,0 +1,52 @@
+"""Buckets from start-up timing, so that no table of cards is needed."""
+
+from collections.abc import Mapping
+from math import exp
+
+from tlt_server.config import Arm
+from tlt_server.strategy.acceptance import TREE_LEAD
+from tlt_server.strategy.arms import Bucket, Choice, is_chain
+from tlt_server.strategy.costs import StepCosts
+
+_RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+"""Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
+_NEAR = 0.9
+"""An arm stays that comes so near the best at one of these rates."""
+
+
+def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int, sizes: list[int]) -> list[Bucket]:
+    """For each batch size that was timed, the arms that could be best there, and off; equal neighbours are one bucket.
+
+    An arm that loses at every rate of acceptance is left out: it would cost exploration for ever, and memory.
+
+    Args:
+        costs: from timing.
+        captured: the largest batch size that each arm has CUDA graphs for.
+        largest: batch size that the server runs.
+        sizes: that were timed, ascending; a bucket ends at one of them, and the last at `largest`.
+    """
+    buckets: list[Bucket] = []
+    first = 1
+    for last in [size for size in sizes if size < largest] + [largest]:
+        contenders = [arm for arm, most in captured.items() if most >= last]
+        arms = tuple(_could_be_best(costs, contenders, last))
+        if not buckets or buckets[-1].arms != arms:
+            buckets.append(Bucket(first, arms))
+        first = last + 1
+    return buckets
+
+
+def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> list[Choice]:
+    found: list[Choice] = []
+    for rate in _RATES:
+        made = {arm: _length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
+        best = max([1 / costs.seconds(None, batch, 0), *made.values()])
+        found += [arm for arm in contenders if made[arm] >= _NEAR * best and arm not in found]
+    return [*(arm for arm in contenders if arm in found), None]
+
+
+def _length(arm: Arm, rate: float) -> float:
+    """Accept length, where each draft is accepted at one rate; a tree of its usual lead."""
+    share = sum(rate**depth for depth in range(1, arm.num_steps + 1)) / arm.num_steps
+    odds = share / (1 - share) * (1.0 if is_chain(arm) else exp(TREE_LEAD))
+    return 1 + arm.num_steps * odds / (1 + odds)

@@ -1,0 +1,162 @@
+"""Which arm decodes the next step: the one object of this package that an engine talks to.
+
+On rank 0, in the order of a scheduler's loop:
+
+    table()             what every rank does next; with several ranks it is sent to all where it has changed
+    launched(...)       a decode step begins, with what that table says for its batch size
+    interrupted()       a prefill, a swap or a pause begins instead
+    settled(...)        a decode step's result has come, under overlap after the next one was launched
+    weights_changed()   another target or drafter is in force
+
+Upstream's `activate_step_by_batch` is where a worker looks its arm up, and `on_verify_complete_cpu` where counts come.
+Other ranks hold a table and nothing else. All modes learn all the time, so that a change of mode starts from what is
+known. Pure: the clock's seconds and the random generator are arguments.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from tlt_client import schemas
+
+from tlt_server.config import Arm
+from tlt_server.errors import ConfigError
+from tlt_server.strategy.arms import ArmTable, Bucket, Buckets, Choice, pinned_table
+from tlt_server.strategy.bandit import Bandit
+from tlt_server.strategy.beg_mab import BegMab
+from tlt_server.strategy.costs import StepCosts
+from tlt_server.strategy.knowledge import Knowledge
+from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.pulls import Pull, UnderWay
+from tlt_server.strategy.report import Tallies
+from tlt_server.strategy.settings import faults, from_client, to_buckets
+
+
+class Selector:
+    """Chooses arms; in mode `bandit`, over the server's own buckets, until it is told otherwise.
+
+    costs: of every arm and of off, from start-up timing.
+    captured: the largest batch size of each arm's CUDA graphs; beyond it, the arm is never chosen.
+    largest: batch size that the server runs.
+    buckets: the server's own, as `defaults.default_buckets` makes them.
+    random: what mode `paper` draws from; `bandit` draws nothing.
+
+    Raises:
+        ConfigError: an arm was captured and not timed.
+    """
+
+    def __init__(
+        self, costs: StepCosts, captured: Mapping[Arm, int], largest: int, buckets: Sequence[Bucket], random: Random
+    ) -> None:
+        if unknown := [str(arm) for arm in captured if arm not in costs.arms]:
+            raise ConfigError(f"arms {', '.join(unknown)}: captured and not timed; time every arm that is captured")
+        self._costs, self._captured, self._largest = costs, captured, largest
+        self._own, self._random = buckets, random
+        self._under_way = UnderWay()
+        self._arrange(schemas.SelectionUpdate(), None)
+
+    def table(self) -> ArmTable:
+        """One arm for each bucket, for the next step."""
+        if self._fixed is not None:
+            return self._fixed
+        return self._paper.table() if self._settings.mode == "paper" else self._bandit.table()
+
+    def launched(self, arm: Choice, batch: int, cached: int, now: float) -> None:
+        """A decode step begins.
+
+        Args:
+            arm: it runs with, which is what all ranks looked up.
+            batch: requests in it, at least 1.
+            cached: tokens in the KV cache, of them all; a few more or less do not matter.
+            now: seconds.
+        """
+        charged = 0.0
+        if self._settings.mode == "bandit":
+            charged = self._bandit.launched(arm, batch, cached)
+        elif self._settings.mode == "paper":
+            self._paper.launched(batch)
+        self._under_way.launch(Pull(arm, batch, cached, now, charged))
+
+    def interrupted(self) -> None:
+        """Something else than a decode step is launched: the time of the next one does not count."""
+        self._under_way.interrupt()
+
+    def settled(self, batch: int, accepted: Sequence[int], now: float) -> None:
+        """A decode step's result has come.
+
+        Args:
+            batch: requests in it, as it was launched.
+            accepted: accepted drafts of each request that counts, the bonus token left out; zeros for off. A request
+                that had ended before this step is better left out: what follows an end is no text.
+            now: seconds, once the result is on the CPU.
+        """
+        found = self._under_way.settle(batch, now, most_accepted=max(accepted, default=0))
+        if found is None or not accepted:
+            return
+        pull, seconds = found
+        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, seconds)
+        if seconds is not None:
+            self._tallies.add(pull, seconds)
+            self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
+        if self._settings.mode == "bandit":
+            self._bandit.settled(pull, seconds)
+
+    def weights_changed(self) -> None:
+        """Another target or drafter is in force: what was accepted before says less. What a step costs stays."""
+        self._knowledge.acceptance.weights_changed()
+        self._bandit.weights_changed()
+
+    def faults(self, update: schemas.SelectionUpdate) -> list[str]:
+        """What is wrong with settings for this server, one line each."""
+        return faults(update, self._captured, self._largest)
+
+    def configure(self, update: schemas.SelectionUpdate) -> None:
+        """Takes settings whole, for the next table; what was learned stays, where its bucket begins as before.
+
+        Raises:
+            ConfigError: they have a fault, and nothing was changed.
+        """
+        if found := self.faults(update):
+            raise ConfigError("; ".join(found))
+        self._arrange(update, self._knowledge.learned())
+
+    def learned(self) -> Learned:
+        """What a restart needs in order to be warm."""
+        return self._knowledge.learned()
+
+    def restore(self, learned: Learned) -> None:
+        """Starts from what was learned before, here or on a server like this one."""
+        self._arrange(self._settings, learned)
+
+    def report(self) -> schemas.Selection:
+        """How things stand."""
+        arms = self.table().arm
+        settings = self._settings
+        return schemas.Selection(
+            mode=settings.mode,
+            epsilon=settings.epsilon,
+            window=settings.window,
+            exploration=settings.exploration,
+            explored_s=self._tallies.explored_s,
+            explored_lost_s=self._bandit.lost_s,
+            decoded_s=self._tallies.decoded_s,
+            lost=self._under_way.lost,
+            unmatched=self._under_way.unmatched,
+            buckets=tuple(
+                self._tallies.bucket_report(i, arms(first), self._knowledge, self._paper)
+                for i, first in enumerate(self._buckets.firsts)
+            ),
+        )
+
+    def _arrange(self, settings: schemas.SelectionUpdate, learned: Learned | None) -> None:
+        self._settings = settings
+        self._buckets = Buckets(self._own if settings.buckets is None else to_buckets(settings.buckets), self._largest)
+        self._knowledge = Knowledge(self._buckets, self._costs)
+        if learned is not None:
+            self._knowledge.restore(learned)
+        self._tallies = Tallies(self._buckets)
+        self._paper = BegMab(self._buckets, self._random, settings.epsilon, settings.window)
+        self._bandit = Bandit(self._buckets, self._knowledge, settings.exploration)
+        self._fixed: ArmTable | None = None
+        if settings.mode in ("pinned", "off"):
+            arm = from_client(settings.pinned) if settings.mode == "pinned" else None
+            self._fixed = pinned_table(arm, self._captured)

@@ -1,0 +1,97 @@
+"""Settings that a client sends, judged as a whole: every fault is named, or all of them are taken."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from tlt_client import schemas
+
+from tlt_server.config import Arm
+from tlt_server.errors import ConfigError
+from tlt_server.strategy.arms import Bucket, Choice
+
+MODES = ("bandit", "paper", "pinned", "off")
+
+
+def to_client(arm: Choice) -> schemas.Arm | None:
+    """An arm as the client knows it."""
+    return None if arm is None else schemas.Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)
+
+
+def from_client(arm: schemas.Arm | None) -> Choice:
+    """An arm that a client wrote.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return None if arm is None else Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)
+
+
+def to_buckets(buckets: Sequence[schemas.SelectionBucket]) -> list[Bucket]:
+    """Buckets without a fault."""
+    return [Bucket(bucket.first, tuple(from_client(arm) for arm in bucket.arms)) for bucket in buckets]
+
+
+def faults(update: schemas.SelectionUpdate, captured: Mapping[Arm, int], largest: int) -> list[str]:
+    """What is wrong with settings, one line each; empty where nothing is.
+
+    Args:
+        captured: the largest batch size that each arm has CUDA graphs for.
+        largest: batch size that the server runs.
+    """
+    return [*_mode_and_numbers(update), *_pinned(update, captured), *_buckets(update.buckets, captured, largest)]
+
+
+def _mode_and_numbers(update: schemas.SelectionUpdate) -> Iterator[str]:
+    if update.mode not in MODES:
+        yield f"mode {update.mode!r}: one of {', '.join(MODES)}"
+    if not 0 <= update.epsilon <= 1:
+        yield f"epsilon {update.epsilon}: must lie between 0 and 1"
+    if update.window < 1:
+        yield f"window {update.window}: must be at least 1"
+    if not 0 <= update.exploration <= 0.5:
+        yield f"exploration {update.exploration}: must lie between 0 and 0.5, as a share of decoding time"
+
+
+def _pinned(update: schemas.SelectionUpdate, captured: Mapping[Arm, int]) -> Iterator[str]:
+    if update.pinned is not None:
+        yield from (f"pinned: {fault}" for fault in _arm(update.pinned, captured, 1))
+    elif update.mode == "pinned":
+        yield "pinned: mode pinned needs an arm; for plain decoding, ask for mode off"
+
+
+def _arm(arm: schemas.Arm | None, captured: Mapping[Arm, int], batch: int) -> Iterator[str]:
+    """What is wrong with an arm at batches up to this size."""
+    try:
+        known = from_client(arm)
+    except ConfigError as error:
+        yield str(error)
+        return
+    if known is None:
+        return
+    if known not in captured:
+        yield f"arm {known} was not captured: choose from {', '.join(map(str, captured)) or 'off alone'}"
+    elif captured[known] < batch:
+        yield f"arm {known} was captured for batches up to {captured[known]}, not {batch}: leave it to smaller ones"
+
+
+def _buckets(
+    buckets: Sequence[schemas.SelectionBucket] | None, captured: Mapping[Arm, int], largest: int
+) -> Iterator[str]:
+    if buckets is None:
+        return
+    if not buckets or buckets[0].first != 1:
+        yield "buckets: the first must begin at batch size 1"
+    for before, after in pairwise(buckets):
+        if after.first <= before.first:
+            yield f"bucket from {after.first}: must begin above the one before it, which begins at {before.first}"
+    lasts = [*(bucket.first - 1 for bucket in buckets[1:]), largest]
+    for bucket, last in zip(buckets, lasts, strict=True):
+        name = f"bucket from {bucket.first}"
+        if bucket.first > largest:
+            yield f"{name}: this server runs batches up to {largest}"
+        if not bucket.arms:
+            yield f"{name}: needs an arm; null is off"
+        if len(set(bucket.arms)) < len(bucket.arms):
+            yield f"{name}: names an arm twice"
+        for arm in bucket.arms:
+            yield from (f"{name}: {fault}" for fault in _arm(arm, captured, last))
