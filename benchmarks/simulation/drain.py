@@ -1,0 +1,52 @@
+"""A batch drains: requests of long-tailed lengths end one by one, and those that are left grow long."""
+
+from dataclasses import dataclass
+from random import Random
+
+from tlt_client.schemas import SelectionUpdate
+
+from benchmarks.simulation.server import Server, Step
+from benchmarks.simulation.world import World
+from tlt_server.strategy.learned import Learned
+
+PROMPT = 200
+
+
+@dataclass
+class Drained:
+    """What came of it: the steps, and what the selector knew at the end."""
+
+    steps: list[Step]
+    learned: Learned
+
+    @property
+    def ratio_to_oracle(self) -> float:
+        """Its speed over that of choosing the best of a bucket's arms at each step."""
+        return sum(s.seconds * s.rate / s.best for s in self.steps) / sum(s.seconds for s in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        return sum(s.seconds for s in self.steps)
+
+
+def drain(mode: str, seed: int, requests: int, median: int = 800, learned: Learned | None = None) -> Drained:
+    """So many requests at once, of log-normal lengths, to the end of the last.
+
+    median: tokens of a response; one in a hundred is ten times as long.
+    learned: before, on another batch; None: the server was just started.
+    """
+    world = World(Random(seed))
+    server = Server(world, SelectionUpdate(mode=mode))
+    if learned is not None:
+        server.selector.restore(learned)
+    left = [round(median * world.random.lognormvariate(0, 1)) for _ in range(requests)]
+    made = [0] * requests
+    levels = world.new_levels(requests)
+    steps = []
+    while left:
+        step, accepted = server.step(levels, sum(made) + PROMPT * len(made))
+        steps.append(step)
+        made = [tokens + 1 + more for tokens, more in zip(made, accepted, strict=True)]
+        going = [i for i, tokens in enumerate(made) if tokens < left[i]]
+        left, made, levels = ([each[i] for i in going] for each in (left, made, levels))
+    return Drained(steps, server.selector.learned())

@@ -1,0 +1,76 @@
+"""A simulated server under a selector, and what each of its steps lost against the best arm."""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import NamedTuple
+
+from tlt_client.schemas import SelectionUpdate
+
+from benchmarks.simulation.world import BATCHES, CAPTURED, World
+from tlt_server.strategy.arms import Bucket, Buckets, Choice
+from tlt_server.strategy.costs import StepCosts
+from tlt_server.strategy.defaults import default_buckets
+from tlt_server.strategy.selector import Selector
+
+
+class Step(NamedTuple):
+    """A decode step.
+
+    seconds: it took.
+    tokens: it gave, of all requests together.
+    rate: mean tokens per second of its arm, in the world as it was; best: of the bucket's best arm.
+    """
+
+    arm: Choice
+    batch: int
+    seconds: float
+    tokens: int
+    rate: float
+    best: float
+
+
+def regret(steps: Iterable[Step]) -> float:
+    """The share of the time that was lost: how much sooner the best arm would have made as many tokens."""
+    steps = list(steps)
+    return sum(s.seconds * (1 - s.rate / s.best) for s in steps) / sum(s.seconds for s in steps)
+
+
+class Server:
+    """Just started: its arms were timed, and nothing was served yet.
+
+    buckets: None for those that it makes itself. Its steps are then held against all arms, else against their bucket's.
+    """
+
+    def __init__(self, world: World, settings: SelectionUpdate, buckets: Sequence[Bucket] | None = None) -> None:
+        costs = StepCosts(world.timed_at_start())
+        own = buckets or default_buckets(costs, CAPTURED, max(BATCHES), list(BATCHES))
+        self.buckets = Buckets(own, max(BATCHES))
+        self.selector = Selector(costs, CAPTURED, max(BATCHES), own, Random(world.random.random()))
+        self.selector.configure(settings)
+        self._world, self._given = world, buckets is not None
+        self._now = self._free = 0.0  # the end of the newest step, and of the one before, when the next can be launched
+        self._waiting: tuple[int, list[int], float] | None = None
+
+    def step(self, levels: list[int], cached: int) -> tuple[Step, list[int]]:
+        """One decode step, launched before the result of the one before is settled, and its accepted drafts.
+
+        Args:
+            levels: of its requests (world.py), changed in place.
+            cached: tokens in the KV cache, of them all.
+        """
+        batch = len(levels)
+        arm = self.selector.table().arm(batch)
+        self.selector.launched(arm, batch, cached, self._free)
+        if self._waiting is not None:
+            self.selector.settled(*self._waiting)
+        accepted, seconds = self._world.step(arm, levels, cached)
+        self._free, self._now = self._now, self._now + seconds
+        self._waiting = batch, accepted, self._now
+        best = max(self._world.rate(each, batch, cached) for each in self._rivals(batch))
+        rate = self._world.rate(arm, batch, cached)
+        return Step(arm, batch, seconds, batch + sum(accepted), rate, best), accepted
+
+    def _rivals(self, batch: int) -> list[Choice]:
+        if self._given:
+            return list(self.buckets.all[self.buckets.index(batch)].arms)
+        return [None, *(arm for arm, most in CAPTURED.items() if batch <= most)]
