@@ -15,7 +15,6 @@ never from a clock. How far its own thread is, a rank tells the others when they
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +34,6 @@ from tlt_server.engine.staging import FAILED, RUNNING, OnItsWay, Weights
 from tlt_server.engine.swap import Staged
 from tlt_server.engine.watchdog import Finding, Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
-
-SWITCH_S = 0.0005
-"""Seconds that the thread that stages may keep the interpreter from the one that decodes: Python's 5 ms, a few times in
-a step of ten, are felt."""
 
 
 class Drafter:
@@ -71,7 +66,6 @@ class Drafter:
         self._trusted: int | None = start.version
         self.watchdog = watchdog
         self._stopped = False
-        sys.setswitchinterval(SWITCH_S)
         self._thread = ThreadPoolExecutor(1, "drafter-staging")
         self._staging: OnItsWay | None = None
         self._refused: tuple[int, str] | None = None
