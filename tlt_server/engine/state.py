@@ -44,7 +44,7 @@ class EngineState:
     events: EventLog
     drafter: Drafter | None
     speculation: Speculation
-    sharing: Sharing | None
+    sharing: Sharing | None = None
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
     _settled: int = 0
