@@ -59,7 +59,7 @@ class Publications:
         return detail
 
     def none_yet(self) -> bool:
-        return not self._events(self._seen)
+        return not [each for each in self._events(self._seen) if each["kind"] == "target_published"]
 
 
 def until_flushed(trainer: Trainer) -> None:
