@@ -89,8 +89,15 @@ class Acceptance:
         self._drift(_TEXT_DRIFT / batch + _DRAFTER_DRIFT, _LEAD_DRIFT)
 
     def length(self, arm: Choice) -> float:
-        """Tokens that one verify is expected to give a request, the bonus token included; 1 for off."""
-        return 1.0 if arm is None else 1.0 + arm.num_steps * self._share(arm)
+        """Tokens that one verify is expected to give a request, the bonus token included; 1 for off.
+
+        A chain accepts what each shallower one would have: what the level adds in log-odds must not turn that round.
+        """
+        if arm is None:
+            return 1.0
+        if not is_chain(arm):
+            return 1.0 + arm.num_steps * self._share(arm)
+        return 1.0 + max(depth * self._share(Arm(depth, 1, depth + 1)) for depth in range(1, arm.num_steps + 1))
 
     def doubt(self, arm: Choice) -> float:
         """How uncertain an arm's place among the others is: the standard deviation of its drafts' relative error.
