@@ -24,6 +24,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.command import Models, main
+from benchmarks.reload.trainer import Trainer
+from benchmarks.reload.weights import changed
 from benchmarks.servers import GPU_FLAGS, Answer, Server, tokens_of
 from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
@@ -35,28 +37,16 @@ Checksums = dict[str, str]
 """Of each parameter by its name; the drafter's begin with `draft.`."""
 
 
-class Trainer:
-    """What a trainer on the same card asks of a server."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def post(self, route: str, **fields: Any) -> float:
-        """Seconds that the server takes to answer."""
-        began = time.perf_counter()
-        self._server.http.post(f"{self._server.url}{route}", json=fields).raise_for_status()
-        return time.perf_counter() - began
-
-    def checksums(self) -> Checksums:
-        """Of the first rank."""
-        answer = self._server.http.post(f"{self._server.url}/weights_checker", json={"action": "checksum"})
-        found: Checksums = answer.raise_for_status().json()["ranks"][0]["checksums"]
-        return found
+def seconds(trainer: Trainer, route: str, **fields: Any) -> float:
+    """That the server takes to answer."""
+    began = time.perf_counter()
+    trainer.post(route, **fields).raise_for_status()
+    return time.perf_counter() - began
 
 
-def differing(before: Checksums, after: Checksums) -> int:
-    """How many of the tensors before are others now."""
-    return sum(after[name] != checksum for name, checksum in before.items())
+def differing(before: Checksums, trainer: Trainer) -> int:
+    """How many of the tensors before are others now, on the first rank."""
+    return len(changed([before], trainer.checksums()[:1]))
 
 
 def own_of_drafter(checksums: Checksums) -> Checksums:
@@ -84,16 +74,15 @@ def moved(drafter: Path, folder: Path) -> Path:
 def step(trainer: Trainer, target: Path, before: Checksums, round_: int) -> Figures:
     """One step of the trainer; the figures of what was lent and what came back."""
     figures: Figures = {"used_gb_serving": used_gb()}
-    figures["release_s"] = trainer.post("/release_memory_occupation")
+    figures["release_s"] = seconds(trainer, "/release_memory_occupation")
     figures["used_gb_released"] = used_gb()
-    figures["resume_weights_s"] = trainer.post("/resume_memory_occupation", tags=["weights"])
-    resumed = trainer.checksums()
-    figures["differs_unsent"] = differing(before, resumed)
-    figures["drafter_differs_unsent"] = differing(own_of_drafter(before), resumed)
-    figures["send_target_s"] = trainer.post("/update_weights_from_disk", model_path=str(target))
-    figures["resume_rest_s"] = trainer.post("/resume_memory_occupation", tags=["kv_cache", "cuda_graph"])
+    figures["resume_weights_s"] = seconds(trainer, "/resume_memory_occupation", tags=["weights"])
+    figures["differs_unsent"] = differing(before, trainer)
+    figures["drafter_differs_unsent"] = differing(own_of_drafter(before), trainer)
+    figures["send_target_s"] = seconds(trainer, "/update_weights_from_disk", model_path=str(target))
+    figures["resume_rest_s"] = seconds(trainer, "/resume_memory_occupation", tags=["kv_cache", "cuda_graph"])
     figures["used_gb_resumed"] = used_gb()
-    figures["differs"] = differing(before, trainer.checksums())
+    figures["differs"] = differing(before, trainer)
     return {f"{name}_round_{round_}": value for name, value in figures.items()}
 
 
@@ -121,17 +110,17 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
         running_server(flags, logs / "memory.log", start_timeout=400) as url,
     ):
         server = Server(url, 0.0)
-        trainer = Trainer(server)
-        start = trainer.checksums()
-        trainer.post("/tlt/v1/drafter/update", path=str(moved(models.drafter, Path(scratch) / "moved")))
-        before, (greedy, length) = trainer.checksums(), sampled(server, models)
+        trainer = Trainer(url)
+        start = trainer.checksums()[0]
+        trainer.drafter(moved(models.drafter, Path(scratch) / "moved")).raise_for_status()
+        before, (greedy, length) = trainer.checksums()[0], sampled(server, models)
         figures: Figures = {"accept_length_before": length, "tensors": len(before)}
         for round_ in range(1, 1 + (1 if arguments.smoke else arguments.rounds)):
             figures |= step(trainer, models.target, before, round_)
             again, figures[f"accept_length_round_{round_}"] = sampled(server, models)
             figures[f"same_greedy_round_{round_}"] = same(greedy, again)
-        trainer.post("/tlt/v1/drafter/rollback")
-        figures["differs_rolled_back"] = differing(start, trainer.checksums())
+        trainer.post("/tlt/v1/drafter/rollback").raise_for_status()
+        figures["differs_rolled_back"] = differing(start, trainer)
         return figures | {"requests": server.requests, "failed_requests": server.failed}
 
 

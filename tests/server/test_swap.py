@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tlt_client import Client, DrafterUpdate, SamplingParams, VersionConflict
 
+from benchmarks.reload.streams import beside
 from tests.server.conftest import PROMPTS, Servers
 from tests.server.trainer import (
     DRAFTERS,
@@ -75,20 +75,7 @@ def live(trainer: Trainer) -> dict[str, Any]:
 
 def under_load(trainer: Trainer, work: Callable[[], None]) -> list[list[dict[str, Any]]]:
     """Rounds of 16 greedy streams, one after another for as long as `work` takes."""
-    over, rounds = threading.Event(), []
-
-    def stream() -> None:
-        while not over.is_set():
-            rounds.append(rollouts(trainer))
-
-    with ThreadPoolExecutor(1) as pool:
-        streaming = pool.submit(stream)
-        try:
-            work()
-        finally:
-            over.set()
-        streaming.result()
-    return rounds
+    return beside(lambda: rollouts(trainer), work)
 
 
 def test_swaps_under_load_change_no_output(trainer: Trainer, config: str, drafters: dict[str, Path]) -> None:

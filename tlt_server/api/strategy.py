@@ -5,7 +5,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.api.scheduler import as_json, ask, body
-from tlt_server.engine.messages import Answer, Wish
+from tlt_server.engine.messages import Answer, ReadVersions, Wish
 
 router = APIRouter()
 
@@ -18,7 +18,7 @@ def _first(answers: list[Answer]) -> Response:
 @router.get("/tlt/v1/strategy")
 async def strategy() -> Response:
     """The client's `Speculation`."""
-    return _first(await ask(Wish()))
+    return _first(await ask(ReadVersions()))
 
 
 @router.put("/tlt/v1/strategy")

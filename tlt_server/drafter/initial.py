@@ -19,8 +19,7 @@ def initial_weights(config: DrafterConfig, seed: int) -> dict[str, Tensor]:
     """Ones for norms, zeros for biases, normal numbers for matrices; the same for the same seed.
 
     To EAGLE's `fc` the identity on the target's state is added: what the layer then has to learn is how the next state
-    differs from the last one. EAGLE-3 gains nothing by the like, nor either by a copy of the target's last layer where
-    it does not read that layer's own input.
+    differs from the last one.
     """
     generator, dtype = torch.Generator().manual_seed(seed), getattr(torch, config.dtype)
 

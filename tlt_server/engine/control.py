@@ -126,9 +126,8 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case HearTrainer(trainer):
             state.hear_trainer(trainer)
         case Wish(mode):
-            if mode is not None:
-                _drafter(state)
-                state.speculation.wish(mode)
+            _drafter(state)
+            state.speculation.wish(mode)
         case _:
             _steer(router, ask)
     return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)

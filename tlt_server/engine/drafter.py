@@ -65,7 +65,6 @@ class Drafter:
         self._speculation = speculation
         self._trusted: int | None = start.version
         self.watchdog = watchdog
-        self._stopped = False
         self._thread = ThreadPoolExecutor(1, "drafter-staging")
         self._staging: OnItsWay | None = None
         self._refused: tuple[int, str] | None = None
@@ -162,7 +161,7 @@ class Drafter:
 
     def settled(self, version: int, accepted: Sequence[tuple[str, int]]) -> None:
         """A step that was launched with the drafter of this version is settled: accepted drafts, by request."""
-        if version != self.live.version or self._stopped:
+        if version != self.live.version or self._speculation.held is not None:
             return
         self._steps += 1
         if (finding := self.watchdog.observe(accepted)) is not None:
@@ -176,7 +175,7 @@ class Drafter:
 
     def stop(self, why: str) -> None:
         """Holds speculation off, until another drafter is put in force."""
-        self._stopped, self._trusted = True, None
+        self._trusted = None
         self.watchdog.stopped()
         self._speculation.hold(why)
 
@@ -218,8 +217,7 @@ class Drafter:
         self._since, self._steps = time.monotonic(), 0
         if self.live.version == self._untrained:
             self.stop("the drafter has learnt nothing yet")
-        elif self._stopped:
-            self._stopped = False
+        elif self._speculation.held is not None:
             self._speculation.release(f"drafter {self.live.version} is in force")
 
     def _stage(self, offer: Offer) -> tuple[Staged, float]:

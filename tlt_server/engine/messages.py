@@ -67,9 +67,9 @@ class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
 
 
 class Wish(msgspec.Struct, frozen=True, tag="wish"):
-    """Speculate in this mode; None only asks how it is."""
+    """Speculate in this mode."""
 
-    mode: Mode | None = None
+    mode: Mode
 
 
 class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):

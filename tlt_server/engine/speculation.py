@@ -11,6 +11,7 @@ from tlt_server.engine.events import EventLog
 class Speculation:
     """The switch of one scheduler process, turned between two steps, and on all ranks alike.
 
+    held: why steps do not speculate, whatever is asked for.
     worker: `EagleWorker`; None: the server was started without a drafter, and never speculates.
     arm: of steps that speculate.
     """
@@ -18,7 +19,7 @@ class Speculation:
     def __init__(self, worker: Any, arm: Arm | None, events: EventLog) -> None:
         self._worker, self._arm, self._events = worker, arm, events
         self._mode: Mode = "off" if worker is None else "pinned"
-        self._held: str | None = None
+        self.held: str | None = None
 
     @property
     def on(self) -> bool:
@@ -26,7 +27,7 @@ class Speculation:
 
     def describe(self) -> Described:
         """As our routes show it."""
-        return Described(self._mode, self.on, self._held, self._arm)
+        return Described(self._mode, self.on, self.held, self._arm)
 
     def wish(self, mode: Mode) -> None:
         """What is asked for."""
@@ -35,16 +36,16 @@ class Speculation:
 
     def hold(self, why: str) -> None:
         """Keeps speculation off, whatever is asked for, until it is released."""
-        self._held = why
+        self.held = why
         self._apply(why)
 
     def release(self, why: str) -> None:
         """Nothing speaks against speculation any more."""
-        self._held = None
+        self.held = None
         self._apply(why)
 
     def _apply(self, why: str) -> None:
-        on = self._mode != "off" and self._held is None
+        on = self._mode != "off" and self.held is None
         if on != self.on:
             self._worker.speculating = on
             self._events.add("speculation_on" if on else "speculation_off", why=why)

@@ -42,8 +42,8 @@ BONUS = 0.04
 next to nothing to be looked at before a near rival is again."""
 LEAST = 0.1
 """Of an explored step's time, charged however good the arm: about what switching to it and back may cost, 0.2 ms each
-way, and more; and what bounds how often that is done. At 0.3 the looks become a third as many, and one simulated cold
-start in eight misses the bar that one in thirty misses at 0.1."""
+way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
+the best arm."""
 
 
 class Bandit:
