@@ -44,6 +44,8 @@ SEED = 5
 NOISE = 0.005
 """Of a good drafter, as a share of each tensor's deviation: it drafts as well as the one it was made of."""
 CONTEXT = 2048
+LATE, LATE_MS = 1.5, 2.0
+"""A step is late that takes longer than so many medians and so many milliseconds."""
 
 
 class Size(NamedTuple):
@@ -66,7 +68,7 @@ class Size(NamedTuple):
     recoveries: int
 
 
-GPU = Size(swaps=300, tokens=1024, after=(16, 64, 256), undisturbed=8, control=60, repeats=2, recoveries=5)
+GPU = Size(swaps=300, tokens=1024, after=(16, 64, 256), undisturbed=32, control=60, repeats=2, recoveries=5)
 CPU = Size(swaps=1000, tokens=200, after=(16, 64, 256), undisturbed=8, control=200, repeats=3, recoveries=5)
 SMOKE = Size(swaps=8, tokens=48, after=(16,), undisturbed=2, control=4, repeats=1, recoveries=1)
 
@@ -149,7 +151,10 @@ def swap_figures(steps: Sequence[SettledStep], batch: int, still: Sequence[Span]
         found = [each for span in of if (each := intervals.disturbance(span, usual))]
         figures[f"windows{name}"] = len(found)
         if found:
+            late = [each for each in found if each.worst_ms > LATE * usual + LATE_MS]
             figures |= {
+                f"windows_with_a_late_step{name}": len(late),
+                f"step_ms_p99{name}": quantile([ms for each in found for ms in each.ms], 0.99),
                 f"worst_step_ms_p50{name}": median(each.worst_ms for each in found),
                 f"worst_step_ms_p99{name}": quantile([each.worst_ms for each in found], 0.99),
                 f"lost_ms_p50{name}": median(each.lost_ms for each in found),

@@ -26,12 +26,16 @@ class Span(NamedTuple):
 class Disturbance(NamedTuple):
     """What the steps beside one swap took.
 
-    worst_ms: the longest.
+    ms: each.
     lost_ms: their time above the median, summed: how much longer than an undisturbed step each took, or shorter.
     """
 
-    worst_ms: float
+    ms: tuple[float, ...]
     lost_ms: float
+
+    @property
+    def worst_ms(self) -> float:
+        return max(self.ms)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Intervals:
         times = [ms for ms in found if ms is not None]
         if not times or len(times) < len(found):
             return None
-        return Disturbance(max(times), sum(ms - median_ms for ms in times))
+        return Disturbance(tuple(times), sum(ms - median_ms for ms in times))
 
 
 def taken_up(steps: Sequence[SettledStep], swapped: Span, version: int) -> Span:

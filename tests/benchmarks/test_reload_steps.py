@@ -37,8 +37,10 @@ def test_a_stall_is_found_in_its_span_alone() -> None:
     usual = intervals.median_ms([Span(0, 0.04)])
     assert usual == pytest.approx(10)
     stalled = Span(0.045, 0.075)  # from within the fifth step to within the seventh
-    assert intervals.disturbance(stalled, usual) == pytest.approx(Disturbance(worst_ms=35, lost_ms=25))
-    assert intervals.disturbance(Span(0.01, 0.03), usual) == pytest.approx(Disturbance(10, 0))
+    found = intervals.disturbance(stalled, usual)
+    assert found is not None
+    assert (found.worst_ms, found.lost_ms) == pytest.approx((35, 25))
+    assert intervals.disturbance(Span(0.01, 0.03), usual) == Disturbance(pytest.approx((10, 10, 10)), pytest.approx(0))
 
 
 def test_a_swap_beside_a_prefill_is_left_out() -> None:
@@ -87,6 +89,8 @@ def test_figures_of_a_made_log() -> None:
     assert figures["step_ms_median"] == pytest.approx(10)
     assert (figures["swaps"], figures["windows"]) == (3, 3)
     assert figures["worst_step_ms_p99"] == pytest.approx(40)
+    assert (figures["windows_with_a_late_step"], figures["windows_with_a_late_step_undisturbed"]) == (1, 0)
+    assert figures["step_ms_p99"] == pytest.approx(40)
     assert figures["lost_ms_p50"] == pytest.approx(5)
     assert figures["live_s_p50"] == pytest.approx(0.0248)
     assert figures["flip_ms_p50"] == pytest.approx(1)

@@ -8,7 +8,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from tlt_server.engine.schema import Schema, Spec, start_schema
 from tlt_server.engine.shadow import shadow_of
 from tlt_server.engine.tensorfile import Buffer, TensorFile
+from tlt_server.engine.upload import Upload
 from tlt_server.errors import UpdateRefused
 
 Tensors = Mapping[str, torch.Tensor]
@@ -73,9 +74,10 @@ class DrafterWeights:
                 self._live.append(self._hot)
                 self._staged.append(self._hot.clone())
             self._previous = [torch.empty_like(live) for live in self._live]
+        device = self._live[0].device
+        self._upload = Upload(device)
+        self._buffer = Buffer(_file_size(self._schema or {}), pinned=device.type == "cuda")
         self._at_hand = threading.Lock()
-        self._device = self._live[0].device
-        self._buffer = Buffer(_file_size(self._schema or {}), pinned=self._device.type == "cuda")
 
     # -- off the hot path --
 
@@ -93,8 +95,10 @@ class DrafterWeights:
         file = TensorFile(self._file(path), self._buffer)
         tensors = file.tensors()
         self._check(tensors)
-        with self._at_hand, self._aside():
-            self._shadow.load_weights([item for item in tensors.items() if not self._is_left_out(item[0])])
+        with self._at_hand, self._upload.aside():
+            for name, tensor in tensors.items():
+                if not self._is_left_out(name):
+                    self._shadow.load_weights([(name, self._upload(tensor))])
             if self._hot is not None:
                 self._staged[-1].copy_(self._token_map())
             self._check_finite()
@@ -175,10 +179,6 @@ class DrafterWeights:
         if wrong := [name for (name, _), fine in zip(owned, finite, strict=True) if not fine]:
             raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
 
-    def _aside(self) -> AbstractContextManager[Any]:
-        """Work on the GPU inside does not wait for the decode steps, nor they for it; all of it is done at the end."""
-        return nullcontext() if self._device.type != "cuda" else _SideStream(self._device)
-
     # -- between two steps --
 
     @torch.no_grad()
@@ -192,23 +192,6 @@ class DrafterWeights:
     def flip_back(self) -> None:
         """Puts the previous weights in force."""
         torch._foreach_copy_(self._live, self._previous)
-
-
-class _SideStream:
-    """A CUDA stream of its own, waited for at the end: by this thread alone, without the interpreter's lock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._within = torch.cuda.stream(self._stream)
-
-    def __enter__(self) -> None:
-        torch.cuda.set_device(self._device)
-        self._within.__enter__()
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._stream.synchronize()
-        self._within.__exit__(*exc_info)
 
 
 def _lent_with_weights(runner: Any) -> AbstractContextManager[Any]:

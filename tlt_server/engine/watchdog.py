@@ -25,8 +25,8 @@ from tlt_server.config import Watchfulness
 from tlt_server.engine.bets import Stretch, Stretches, Trial, Verdict, lower_bound, mean_of
 
 MARGIN = 0.1
-"""Share of the accepted drafts that may be lost. The drafter's KV after a swap is its predecessor's: benchmarks/README.md
-says what that costs."""
+"""Share of the accepted drafts that may be lost. The drafter's KV after a swap is its predecessor's; what that costs,
+benchmarks/README.md says."""
 STALE_MARGIN = 0.5
 MEMORY = 2048
 """Stretches that a baseline is made of: the latest."""
