@@ -33,7 +33,7 @@ from benchmarks.reload.steps import Intervals, Span, cut, quantile, taken_up
 from benchmarks.reload.streams import Round, Streams, Verdict, beside, judged
 from benchmarks.reload.weights import noisy, shuffled
 from benchmarks.servers import Server
-from benchmarks.sides import Side, SideServer, Site, awake, side_by_side
+from benchmarks.sides import Side, SideServer, Site, awake, on_ranks, side_by_side
 from tlt_server.config import Arm
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.steplog import SettledStep, read_steps
@@ -236,7 +236,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
         drafters = Drafters.make(models.drafter, folder)
         config, log = folder / "server.toml", folder / "steps.jsonl"
         config.write_text(f'step_log = "{log}"\n')
-        side = Side("swap", Arm(3, 1, 4), flags=("--tlt-config", str(config), *push.flags))
+        side = Side("swap", Arm(3, 1, 4), flags=("--tlt-config", str(config), *push.flags, *on_ranks(arguments.ranks)))
         site = Site(models.target, models.drafter, logs, [len(prompts)], len(prompts) * CONTEXT, context=CONTEXT)
         with side_by_side([side], site) as servers, awake(servers["swap"]) as server:
             bench = Bench(server, Streams(server, prompts, size.tokens, log), push, Events(server))
@@ -255,6 +255,7 @@ def flags() -> argparse.ArgumentParser:
     gpu = has_gpu()
     found.add_argument("--swaps", type=positive, help=f"default: {(GPU if gpu else CPU).swaps}")
     found.add_argument("--streams", type=positive, default=32 if gpu else 16, help="greedy requests at once")
+    found.add_argument("--ranks", type=positive, default=1, help="tensor-parallel size to serve with (default: 1)")
     found.add_argument("--by", choices=WAYS, default="path", help="how a drafter is pushed (default: path)")
     if not gpu:
         found.set_defaults(shape=EMBEDDED)

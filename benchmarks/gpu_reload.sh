@@ -12,7 +12,7 @@ shift 2
 cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD:$PWD/clients/tlt_client:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
 export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-/tmp/flashinfer}
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONUNBUFFERED=1
+export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 machine=h200$([ "$gpus" -gt 1 ] && echo "x$gpus")

@@ -1,6 +1,6 @@
 """Does a publication of the target change the target alone, by every route, with rollouts in flight?
 
-    python -m benchmarks.publications --json benchmarks/results/publications.h200x4.json
+    python -m benchmarks.publications --json benchmarks/results/publications.h200x2.json
 
 By each route of SGLang's, the target of the start and one with noise are published in turn, to a server with an EAGLE
 drafter and to one with an EAGLE-3 drafter. Rollouts are in flight; they hold still meanwhile and go on. After each
@@ -29,7 +29,7 @@ from benchmarks.reload.streams import beside
 from benchmarks.reload.trainer import Trainer
 from benchmarks.reload.weights import Tensors, changed, noisy, tensors_of
 from benchmarks.servers import Answer, Request
-from benchmarks.sides import Side, SideServer, Site, awake, side_by_side
+from benchmarks.sides import Side, SideServer, Site, awake, on_ranks, side_by_side
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.launch import has_gpu
@@ -38,8 +38,6 @@ from tlt_server.results import Figures
 
 ROUTES = ("disk", "tensor", "distributed", "ipc")
 STREAMS, TOKENS = 16, 200
-# Ranks reduce by NCCL alone: SGLang's own kernels want NVLink multicast, which not every host lets a program use.
-PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
 BETWEEN_S = 0.05
 
 Checksums = list[dict[str, str]]
@@ -193,8 +191,7 @@ def unexpected(start: Checksums, noise: Checksums, found: Sequence[Checksums]) -
 def serving(models: Models, drafter: Path, ranks: int, logs: Path) -> Iterator[SideServer]:
     """A server of a drafter on so many GPUs."""
     name = f"{drafter.name}_tp{ranks}"
-    reduce = PLAIN_NCCL if has_gpu() and ranks > 1 else ()
-    side = Side(name, Arm(3, 1, 4), flags=("--tp-size", str(ranks), *reduce))
+    side = Side(name, Arm(3, 1, 4), flags=on_ranks(ranks))
     site = Site(models.target, drafter, logs, [STREAMS], STREAMS * 1024, context=1024)
     with side_by_side([side], site) as servers, awake(servers[name]) as server:
         yield server
@@ -236,7 +233,7 @@ def flags() -> argparse.ArgumentParser:
         default=[1, 2] if gpus > 1 else [1],
         help="tensor-parallel sizes to serve with",
     )
-    found.set_defaults(shape=EMBEDDED)
+    found.set_defaults(shape="18m" if has_gpu() else EMBEDDED)
     return found
 
 

@@ -27,7 +27,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
     "swap": (shown.swap, ["swap.h200"]),
     "swap_cpu": (shown.swap, ["swap.cpu2"]),
-    "publications": (shown.publications, ["publications.h200x4"]),
+    "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""

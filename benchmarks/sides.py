@@ -28,6 +28,8 @@ GPU_FLAGS = [
     # servers share the card: the tokens decide what each takes, not the share of memory that it finds free
     *("--mem-fraction-static", "0.9"),
 ]
+# Ranks reduce by NCCL alone: SGLang's own kernels want NVLink multicast, which not every host lets a program use.
+PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
 OVERHEAD_GB = {"gpu": {"plain": 5, "speculation": 10}, "cpu": {"plain": 1.5, "speculation": 1.5}}
 LOG_INTERVAL = 8  # decode steps that the server sums up in one line of its log
@@ -115,6 +117,11 @@ class SideServer(Server):
 
     def go_on(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)
+
+
+def on_ranks(count: int) -> tuple[str, ...]:
+    """The flags of a server that takes so many GPUs."""
+    return ("--tp-size", str(count), *(PLAIN_NCCL if has_gpu() and count > 1 else ()))
 
 
 def check_memory(sides: Sequence[Side], site: Site) -> None:
