@@ -221,7 +221,7 @@ def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         shapes.main(["gpt-5", str(tmp_path / "m")])
     assert exit_.value.code == 2
     assert capsys.readouterr().err == (
-        "shape gpt-5: not known. Choose one of 50m, qwen2.5-1.5b, qwen2.5-7b, qwen2.5-32b, llama-3-8b\n"
+        "shape gpt-5: not known. Choose one of 50m, 18m, qwen2.5-1.5b, qwen2.5-7b, qwen2.5-32b, llama-3-8b\n"
     )
     with pytest.raises(ConfigError, match="no room for the embedded target's 2 query heads to a key head; 768 units"):
         build(replace(TINY["same heads"], heads=2, mlp=700), tmp_path / "m")
