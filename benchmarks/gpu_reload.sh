@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures hot reload on a GPU host where benchmarks/gpu_bundle.sh's bundle lies in SITE:
-#   benchmarks/gpu_reload.sh OUT swap ...           on one GPU, in under ten minutes; more flags of benchmarks.bench_swap
-#   benchmarks/gpu_reload.sh OUT publications ...   on two to four, in eight; more flags of benchmarks.publications
+#   benchmarks/gpu_reload.sh OUT swap ...           on one GPU, in twelve minutes; more flags of benchmarks.bench_swap
+#   benchmarks/gpu_reload.sh OUT publications ...   on two, in five with --ranks 1; more flags of benchmarks.publications
 # OUT gets the result, what was printed, and the end of each server's log. With attention compiled before: keep
 # FLASHINFER_WORKSPACE_BASE from host to host, else the first server starts two and a half minutes later.
 # MODELS is where models are made and kept; SECONDS_AT_MOST ends the command as Ctrl-C does.
@@ -23,7 +23,7 @@ case $what in
 esac
 logs=$(mktemp -d)
 began=$SECONDS
-timeout --signal=INT "${SECONDS_AT_MOST:-570}" "$python" -m "${command[@]}" --logs "$logs" \
+timeout --signal=INT "${SECONDS_AT_MOST:-900}" "$python" -m "${command[@]}" --logs "$logs" \
   --json "$out/$what.$machine.json" "$@" 2>&1 | tee "$out/$what.txt"
 rc=${PIPESTATUS[0]}
 for log in "$logs"/*.log; do [ -f "$log" ] && tail -n 200 "$log" >"$out/$(basename "$log").txt"; done

@@ -26,6 +26,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "profile": (breakdown.as_markdown, ["profile.h200"]),
     "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
     "swap": (shown.swap, ["swap.h200"]),
+    "swap_ranks": (shown.swap, ["swap.h200x2"]),
     "swap_cpu": (shown.swap, ["swap.cpu2"]),
     "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
