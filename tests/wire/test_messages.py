@@ -42,7 +42,9 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         weight_version=text,
         drafter_version=count,
         newest_drafter=count,
+        shared=text,
     ),
+    messages.TargetShared: st.builds(messages.TargetShared, target_version=count, path=text),
     messages.TargetPublished: st.builds(messages.TargetPublished, target_version=count, weight_version=text),
     messages.DrafterSwapped: st.builds(
         messages.DrafterSwapped,
@@ -198,10 +200,10 @@ def test_hostile_bodies(body: bytes) -> None:
             decode([with_checksum(body)], reads)
 
 
-@pytest.mark.parametrize("version", [2, 17, 255])
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 17, 255])
 def test_another_schema_version_is_named(version: int) -> None:
     frame = bytes([version]) + encode(HELLO)[1:]
-    with pytest.raises(WireError, match=f"schema version {version}; this side speaks 1"):
+    with pytest.raises(WireError, match=f"schema version {version}; this side speaks {SCHEMA_VERSION}"):
         decode([frame], READS_TO_TRAINER)
 
 

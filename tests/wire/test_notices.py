@@ -14,6 +14,7 @@ from tlt_server.wire.messages import (
     Hello,
     Load,
     TargetPublished,
+    TargetShared,
     TrainerLink,
 )
 from tlt_server.wire.receiver import SILENCE
@@ -31,14 +32,20 @@ def test_notices_go_through_at_once_in_order_and_the_hello_follows(
         DrafterSwapped(version=5, outcome="rolled_back", drafter_version=4, reason="accept length fell"),
         DrafterSwapped(version=3, outcome="refused", drafter_version=4, reason="too late"),
         TargetPublished(target_version=2, weight_version="step-2"),
+        TargetShared(target_version=1, path="/late"),
+        TargetShared(target_version=2, path="/shared"),
     ]
     server.tell(*notices, Load(running=7, waiting=1))
     step_until(lambda: trainer.said(Load), trainer, server)
-    step_until(lambda: len(trainer.said(TargetPublished)) == 2, trainer, server)
+    step_until(lambda: len(trainer.said(TargetShared)) == 2, trainer, server)
     assert [message for _, message in trainer.heard if message in notices] == notices
     hello = trainer.said(Hello)[-1]
     assert (hello.target_version, hello.weight_version) == (2, "step-2")
     assert (hello.drafter_version, hello.newest_drafter) == (4, 5)
+    assert hello.shared == "/shared"
+    server.tell(TargetPublished(target_version=3, weight_version="step-3"))
+    step_until(lambda: trainer.said(Hello)[-1].target_version == 3, trainer, server)
+    assert trainer.said(Hello)[-1].shared == ""
 
 
 def test_notices_wait_for_a_trainer_that_is_away_but_load_does_not(

@@ -18,7 +18,7 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a message changes: a message of another version is rejected whole, never guessed at."""
 
 MAX_CHUNK_BYTES = 4 << 20
@@ -67,6 +67,7 @@ class Hello(Message, frozen=True):
 
     server: its name, for people. drafter_version: in force; 0 is the one that the server was started with, or none.
     newest_drafter: the highest version that the server has been given; it takes only higher ones.
+    shared: where the target's share of a drafter lies, as in `TargetShared`; empty while it does not.
     """
 
     server: str
@@ -75,6 +76,7 @@ class Hello(Message, frozen=True):
     weight_version: str
     drafter_version: Count
     newest_drafter: Count
+    shared: str = ""
 
 
 class TargetPublished(Message, frozen=True):
@@ -82,6 +84,17 @@ class TargetPublished(Message, frozen=True):
 
     target_version: Count
     weight_version: str
+
+
+class TargetShared(Message, frozen=True):
+    """Server -> trainer, once for each publication, some time after it: what a drafter shares with this target.
+
+    path: a folder on the server's machine with a safetensors file that holds the embedding and, where it has one, the
+        head, under the names that a checkpoint has them; it lies there until the next one does.
+    """
+
+    target_version: Count
+    path: str
 
 
 class DrafterSwapped(Message, frozen=True):
@@ -196,7 +209,7 @@ class TrainerLink(Message, frozen=True):
     rejected: Count
 
 
-Notice: TypeAlias = TargetPublished | DrafterSwapped | Load
+Notice: TypeAlias = TargetPublished | TargetShared | DrafterSwapped | Load
 ToTrainer: TypeAlias = Hello | Notice | ChunksWanted | DrafterReceived | DrafterRefused
 ToServer: TypeAlias = Heartbeat | DrafterUpdate | DrafterChunk
 
@@ -210,8 +223,27 @@ def encode(message: Message) -> bytes:
     """The header frame of a message."""
     if isinstance(message, Rejected):
         return b"\0" + message.reason[:500].encode(errors="replace")
-    body = msgspec.msgpack.encode(message)
+    return sealed(msgspec.msgpack.encode(message))
+
+
+def sealed(body: bytes) -> bytes:
+    """A header frame of this body."""
     return bytes([SCHEMA_VERSION]) + zlib.crc32(body).to_bytes(4) + body
+
+
+def opened(header: memoryview, frames: int) -> memoryview:
+    """The body of a header frame that came with so many frames.
+
+    Raises:
+        WireError: it is damaged, or of another release.
+    """
+    if len(header) < 5:
+        raise WireError(f"a message of {frames} frames, the first of {len(header)} bytes: no header")
+    if header[0] != SCHEMA_VERSION:
+        raise WireError(f"schema version {header[0]}; this side speaks {SCHEMA_VERSION}: install one release on both")
+    if zlib.crc32(header[5:]) != int.from_bytes(header[1:5]):
+        raise WireError("checksum of the header is wrong: it was damaged on the way")
+    return header[5:]
 
 
 def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, Buffer]:
@@ -227,14 +259,9 @@ def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, 
     header = memoryview(frames[0] if frames else b"")
     if header and header[0] == 0:
         return Rejected(reason=bytes(header[1:501]).decode(errors="replace")), b""
-    if len(header) < 5:
-        raise WireError(f"a message of {len(frames)} frames, the first of {len(header)} bytes: no header")
-    if header[0] != SCHEMA_VERSION:
-        raise WireError(f"schema version {header[0]}; this side speaks {SCHEMA_VERSION}: install one release on both")
-    if zlib.crc32(header[5:]) != int.from_bytes(header[1:5]):
-        raise WireError("checksum of the header is wrong: it was damaged on the way")
+    body = opened(header, len(frames))
     try:
-        message = reads.decode(header[5:])
+        message = reads.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a message that belongs here: {error}") from error
     if len(frames) != 1 + isinstance(message, DrafterChunk):

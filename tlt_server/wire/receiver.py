@@ -29,6 +29,7 @@ from tlt_server.wire.messages import (
     Load,
     Message,
     TargetPublished,
+    TargetShared,
     TrainerLink,
     decode,
     encode,
@@ -143,12 +144,16 @@ class Receiver:
                 self._trainer.send(notice)
                 return
             case TargetPublished(target_version=version, weight_version=name):
-                self._hello = msgspec.structs.replace(self._hello, target_version=version, weight_version=name)
+                self._change(target_version=version, weight_version=name, shared="")
+            case TargetShared(target_version=version, path=path) if version == self._hello.target_version:
+                self._change(shared=path)
             case DrafterSwapped(version=version, drafter_version=in_force):
-                newest = max(version, self._hello.newest_drafter)
-                self._hello = msgspec.structs.replace(self._hello, drafter_version=in_force, newest_drafter=newest)
+                self._change(drafter_version=in_force, newest_drafter=max(version, self._hello.newest_drafter))
         self._to_trainer.append(notice)
         self._hello_due = 0.0
+
+    def _change(self, **state: object) -> None:
+        self._hello = msgspec.structs.replace(self._hello, **state)
 
     def _do_what_is_due(self) -> None:
         now = self._clock()
@@ -254,7 +259,7 @@ class Receiver:
         incoming.finish(path)
         self._remove(WHOLE, keep=path)
         self._incoming, self._received = None, incoming.digest
-        self._hello = msgspec.structs.replace(self._hello, newest_drafter=update.version)
+        self._change(newest_drafter=update.version)
         self._to_server.append(DrafterReady(version=update.version, trained_on=update.trained_on, path=str(path)))
         self._trainer.send(DrafterReceived(version=update.version))
 

@@ -1,8 +1,9 @@
 """The sockets, and the only file that touches zmq.
 
-| link    | sockets                                        | what may be lost                                   |
-|---------|------------------------------------------------|----------------------------------------------------|
-| control | DEALER, server connects; ROUTER, trainer binds | nothing that matters: it is said again (see wire/) |
+| link     | sockets                                        | what may be lost                                   |
+|----------|------------------------------------------------|----------------------------------------------------|
+| control  | DEALER, server connects; ROUTER, trainer binds | nothing that matters: it is said again (see wire/) |
+| features | PUSH, server connects; PULL, trainer binds     | everything: a server drops what cannot be sent     |
 
 Sending never blocks. A server that is slow asks for fewer chunks; the high-water mark only bounds what a peer that does
 not read can make us hold.
@@ -28,6 +29,12 @@ log = logging.getLogger(__name__)
 # libzmq learns that a queue was read only half a queue at a time, so half of it must hold the chunks that are wanted at
 # once, and as many that are asked for again. Beyond the mark a message is dropped; what was wanted is asked for again.
 HIGH_WATER_MARK = 4 * MAX_CHUNKS_WANTED
+
+FEATURES_WAITING = 64
+"""Messages of features that wait for a trainer that is in the middle of a step, about 1 MiB each."""
+
+MAX_FEATURES_BYTES = 64 << 20
+"""Of a message's largest frame."""
 
 TRAINER = b"the trainer"
 """The one peer of a side that connects."""
@@ -75,7 +82,7 @@ class Link:
         try:
             self._configure(name)
             if curve is not None:
-                self._secure(curve)
+                _secure(self._socket, self._authenticator, curve, binds=self._binds)
             (self._socket.bind if self._binds else self._socket.connect)(address)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
@@ -151,19 +158,66 @@ class Link:
             socket.immediate = True  # while nobody listens, sending fails; else it would queue what is stale by then
             socket.reconnect_ivl_max = 1000
 
-    def _secure(self, curve: CurveKeys) -> None:
-        self._socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
-        if secret is None:
-            raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
-        self._socket.curve_secretkey = secret
-        if not self._binds:
-            self._socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
-            return
-        if not zmq.auth.load_certificates(curve.peers):
-            raise ConfigError(f"no certificate (*.key) in {curve.peers}: put the public ones of the peers there")
-        self._socket.curve_server = True
-        self._authenticator.start()
-        self._authenticator.configure_curve(location=curve.peers)
+
+class Inlet:
+    """The trainer's end of the features link, for one thread.
+
+    Args:
+        address: to bind, as for `Link`.
+
+    Raises:
+        ConfigError: the address or a key cannot be used.
+    """
+
+    def __init__(self, address: str, curve: CurveKeys | None = None) -> None:
+        _check_address(address, curve)
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._socket.rcvhwm, self._socket.maxmsgsize = FEATURES_WAITING, MAX_FEATURES_BYTES
+        try:
+            if curve is not None:
+                _secure(self._socket, self._authenticator, curve, binds=True)
+            self._socket.bind(address)
+        except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
+            self.close()
+            raise ConfigError(f"link {address}: {error}") from error
+
+    @property
+    def address(self) -> str:
+        """Where it is bound; a port that the system chose is in it."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when there is something to read, or after so many seconds."""
+        self._socket.poll(int(seconds * 1000))
+
+    def receive(self) -> list[Buffer] | None:
+        """The frames of the next message; None if there is none."""
+        try:
+            return [frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._authenticator.stop()
+        self._context.term()
+
+
+def _secure(socket: "zmq.Socket[bytes]", authenticator: ThreadAuthenticator, curve: CurveKeys, *, binds: bool) -> None:
+    socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
+    if secret is None:
+        raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
+    socket.curve_secretkey = secret
+    if not binds:
+        socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
+        return
+    if not zmq.auth.load_certificates(curve.peers):
+        raise ConfigError(f"no certificate (*.key) in {curve.peers}: put the public ones of the peers there")
+    socket.curve_server = True
+    authenticator.start()
+    authenticator.configure_curve(location=curve.peers)
 
 
 def _check_address(address: str, curve: CurveKeys | None) -> None:

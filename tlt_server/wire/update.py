@@ -32,7 +32,12 @@ class Tensor(NamedTuple):
 
 
 def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file in memory; a copy, so the tensors may change afterwards.
+    """A safetensors file in memory; a copy, so the tensors may change afterwards. Raises as `safetensors_parts`."""
+    return b"".join(safetensors_parts(tensors, metadata))
+
+
+def safetensors_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
+    """What makes a safetensors file, end to end; the tensors' own memory is not copied.
 
     Format: https://github.com/huggingface/safetensors#format. Wide items come first, which keeps every tensor aligned.
 
@@ -52,7 +57,7 @@ def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(tensor.data for _, tensor in ordered)])
+    return [len(text).to_bytes(8, "little"), text, *(tensor.data for _, tensor in ordered)]
 
 
 class Outgoing:
