@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from tlt_server.wire.messages import (
     Load,
     Message,
     TargetPublished,
+    TargetShared,
     TrainerLink,
     decode,
     encode,
@@ -44,7 +46,7 @@ class Routes:
     """
 
     def __init__(self, **answers: Any) -> None:
-        quiet = {"events": [[]], "loads": [{"loads": []}], "update": [LIVE], "trainer": [{}]}
+        quiet = {"events": [[]], "loads": [{"loads": []}], "update": [LIVE], "trainer": [{}], "share": [(400, {})]}
         self.answers: dict[str, list[Any]] = quiet | answers
         self.asked: dict[str, list[Any]] = {}
         self.may_answer = asyncio.Event()
@@ -92,12 +94,17 @@ class Receiver:
         raise AssertionError(self.heard)
 
 
-def bridged(routes: Routes, script: Callable[[Receiver], Awaitable[None]], seen: int = 0) -> None:
+def bridged(
+    routes: Routes,
+    script: Callable[[Receiver], Awaitable[None]],
+    seen: int = 0,
+    folder: Path = Path("/nowhere"),
+) -> None:
     async def both() -> None:
         ours, theirs = Pipe()
         retry = Retry(attempts=1)
         async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
-            running = asyncio.create_task(Bridge(client, ours, HELLO, seen, "ipc://t").run())
+            running = asyncio.create_task(Bridge(client, ours, HELLO, seen, "ipc://t", folder).run())
             await script(Receiver(theirs))
             running.cancel()
             await asyncio.wait({running})
@@ -187,6 +194,27 @@ def test_every_change_of_the_link_is_reported_once_and_in_order() -> None:
     told = [(each["connected"], each["refused"], each["received"]) for each in routes.asked["trainer"]]
     assert told[:3] == [(True, None, None)] * 3
     assert told[3:] == [(True, 1, None), (True, 1, 2), (False, 1, 2)]
+
+
+def test_what_is_shared_is_told_after_each_publication_while_there_is_a_trainer(tmp_path: Path) -> None:
+    answers = [{"target_version": version, "path": f"/s/{version}"} for version in (1, 2)]
+    routes = Routes(share=[answers[0], (409, {"message": "meanwhile"}), answers[1]])
+    (tmp_path / "target-9").mkdir()
+
+    async def script(receiver: Receiver) -> None:
+        await asyncio.sleep(0.2)
+        assert "share" not in routes.asked
+        receiver.say(TrainerLink(connected=True, rejected=0))
+        assert await receiver.hears(1, TargetShared) == [TargetShared(target_version=1, path="/s/1")]
+        for asked in (2, 3):
+            told = event(asked, "target_published", version=asked, weight_version="step")
+            routes.answers["events"] = [[told], []]
+            await routes.until(asked, "share")
+        assert (await receiver.hears(2, TargetShared))[1] == TargetShared(target_version=2, path="/s/2")
+
+    bridged(routes, script, folder=tmp_path)
+    assert [each["path"] for each in routes.asked["share"]] == [f"{tmp_path}/target-{n}" for n in (1, 2, 3)]
+    assert not list(tmp_path.iterdir())
 
 
 def test_load() -> None:

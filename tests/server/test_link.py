@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 from tlt_client import Client, SamplingParams, Unauthorized
 
 from tests.link.processes import MARK, links, until
@@ -25,6 +27,7 @@ from tlt_server.wire.messages import (
     Hello,
     Load,
     TargetPublished,
+    TargetShared,
 )
 
 pytestmark = pytest.mark.server
@@ -108,18 +111,27 @@ def test_a_drafter_takes_over_while_rollouts_run(client: Client, address: str, t
     assert all(len(each.weight_versions) == 1 for each in given)
 
 
-def test_a_publication_of_the_target_is_told_once(server: Running, client: Client, address: str) -> None:
+def test_a_publication_of_the_target_is_told_once_and_shared(
+    server: Running, client: Client, address: str, tmp_path: Path
+) -> None:
     """It ends by silence, which is noticed though nobody asks the server anything."""
     target = Trainer(server.url)
     target.http.headers["Authorization"] = "Bearer admin"
     with another_trainer(client, address) as trainer:
         before = trainer.said(Hello)[-1].target_version
-        for part in buckets(tensors_of(default_paths()[0]), 3):
+        sent = tensors_of(noisy(default_paths()[0], tmp_path / "target", 1, scale=0.001))
+        for part in buckets(sent, 3):
             target.tensor(part, weight_version="step 7", flush_cache=False).raise_for_status()
         trainer.hears(TargetPublished(target_version=before + 1, weight_version="step 7"))
         until(lambda: trainer.said(Hello)[-1].weight_version == "step 7")
-        time.sleep(0.5)
-        assert len(trainer.said(TargetPublished)) == 1
+        until(lambda: trainer.said(TargetShared))
+        assert len(trainer.said(TargetPublished)) == len(trainer.said(TargetShared)) == 1
+        shared = trainer.said(TargetShared)[0]
+        assert shared.target_version == before + 1
+        until(lambda: trainer.said(Hello)[-1].shared == shared.path)
+        (file,) = Path(shared.path).iterdir()
+        for name, tensor in load_file(file).items():
+            assert torch.equal(tensor, sent[name].to(tensor.dtype)), name
     target.close()
 
 

@@ -12,14 +12,18 @@ from sglang.srt.managers.io_struct import (
     UpdateWeightVersionReqInput,
 )
 from sglang.srt.utils.auth import AuthLevel, auth_level
+from tlt_client.schemas import TargetShare
 
-from tlt_server.api.scheduler import as_json, ask, tell, tokenizer_manager
-from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents, Release, Resume
+from tlt_server.api.scheduler import as_json, ask, body, tell, tokenizer_manager
+from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents, Release, Resume, Share
 
 router = APIRouter()
 
 IDLE_S = 0.2
 """How long a scheduler may take to be done with requests that it has answered."""
+SHARING_S = 60.0
+"""How long writing may take before its caller is told that it is not over."""
+PAUSE_S = 0.01
 
 
 async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Response:
@@ -106,6 +110,23 @@ async def release_memory_occupation(tags: Annotated[list[str] | None, Body(embed
 async def resume_memory_occupation(tags: Annotated[list[str] | None, Body(embed=True)] = None) -> None:
     """Takes it back; what of it was never released is left alone."""
     await ask(Resume(tags))
+
+
+@router.post("/tlt/v1/target/share")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def share(request: Request) -> Response:
+    """Writes what drafters share with the target to a folder, and answers when it is whole: the client's
+    `SharedTarget`.
+
+    400: it cannot be written. 409: the target is being written, or was meanwhile. 504: not written in time.
+    """
+    wanted = await body(request, TargetShare)
+    until = time.monotonic() + SHARING_S
+    while (shared := (await ask(Share(wanted.path)))[0].shared) is None:
+        if time.monotonic() > until:
+            raise HTTPException(504, f"{wanted.path} is not written after {SHARING_S:.0f} s")
+        await asyncio.sleep(PAUSE_S)
+    return as_json(shared)
 
 
 @router.get("/tlt/v1/events")

@@ -37,10 +37,12 @@ from tlt_server.engine.messages import (
     Resume,
     RollBack,
     SetWatchdog,
+    Share,
     Wish,
     pack,
     unpack_ask,
 )
+from tlt_server.engine.sharing import Sharing
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)
@@ -120,7 +122,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
         case Release(tags):
-            router.memory.lend(tags)
+            _lend(router, tags)
         case Resume(tags):
             router.memory.take_back(tags)
         case HearTrainer(trainer):
@@ -128,6 +130,9 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case Wish(mode):
             _drafter(state)
             state.speculation.wish(mode)
+        case Share(path):
+            router.memory.require_weights()
+            return Answer(shared=_sharing(state).share(path))
         case _:
             _steer(router, ask)
     return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
@@ -148,6 +153,19 @@ def _steer(router: Any, ask: OfDrafter) -> None:
             drafter.freeze(frozen)
         case SetWatchdog(mode):
             drafter.set_watchdog(mode)
+
+
+def _lend(router: Any, tags: list[str] | None) -> None:
+    if router.state.sharing is not None:
+        router.state.sharing.wait()  # it reads what may be lent
+    router.memory.lend(tags)
+
+
+def _sharing(state: Any) -> Sharing:
+    sharing: Sharing | None = state.sharing
+    if sharing is None:
+        raise UpdateRefused("a server of several ranks or replicas cannot give its embedding and head away yet")
+    return sharing
 
 
 def _drafter(state: Any) -> Drafter:

@@ -6,7 +6,7 @@ Under data parallelism each replica answers for itself. Both ends are of one rel
 """
 
 import msgspec
-from tlt_client.schemas import DrafterTrainer, Event, Mode, Speculation, Versions
+from tlt_client.schemas import DrafterTrainer, Event, Mode, SharedTarget, Speculation, Versions
 
 from tlt_server.config import Watchfulness
 
@@ -96,9 +96,15 @@ class SetWatchdog(msgspec.Struct, frozen=True, tag="set_watchdog"):
     mode: Watchfulness
 
 
+class Share(msgspec.Struct, frozen=True, tag="share"):
+    """Write to this folder what drafters share with the target, or say how far that is."""
+
+    path: str
+
+
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
 OfWeights = Begin | End | Pausing | Name | Release | Resume
-Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | HearTrainer
+Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | HearTrainer | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +122,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trainer: DrafterTrainer | None = None
     events: list[Event] | None = None
     speculation: Speculation | None = None
+    shared: SharedTarget | None = None
 
 
 def pack(message: Ask | Answer) -> bytes:

@@ -14,6 +14,7 @@ from tlt_server.config import ServerConfig
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
+from tlt_server.engine.sharing import Sharing, sharing_of
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.steplog import StepLog
 from tlt_server.engine.watchdog import Watchdog
@@ -44,6 +45,7 @@ class EngineState:
     events: EventLog
     drafter: Drafter | None
     speculation: Speculation
+    sharing: Sharing | None
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
     _settled: int = 0
@@ -106,7 +108,9 @@ def state_of(scheduler: Any) -> EngineState:
     drafter = _drafter(scheduler, events, speculation, config)
     speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
-    state = EngineState(publications, events, drafter, speculation, step_log=step_log)
+    state = EngineState(
+        publications, events, drafter, speculation, sharing_of(scheduler, publications), step_log=step_log
+    )
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, RequestUnserved, TltClientError
 
+from tlt_server.link.sharing import Sharing
 from tlt_server.wire.messages import (
     READS_FROM_RECEIVER,
     DrafterReady,
@@ -58,9 +60,12 @@ class Bridge:
     receiver: the pipe to it.
     hello: the server's state after the event of number `seen`.
     address: of the trainer, for people.
+    folder: on the server's machine, where it may write for the trainer.
     """
 
-    def __init__(self, client: AsyncClient, receiver: Connection, hello: Hello, seen: int, address: str) -> None:
+    def __init__(
+        self, client: AsyncClient, receiver: Connection, hello: Hello, seen: int, address: str, folder: Path
+    ) -> None:
         self._client = client
         self._receiver = receiver
         self._seen = seen
@@ -69,6 +74,7 @@ class Bridge:
         self._trainer = DrafterTrainer(address=address, connected=False)
         self._arrived: asyncio.Queue[DrafterReady] = asyncio.Queue()
         self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue()
+        self._sharing = Sharing(client, folder, self._tell)
 
     async def run(self) -> None:
         """Until it is cancelled, or the server refuses what it may not refuse."""
@@ -76,7 +82,7 @@ class Bridge:
         loop.add_reader(self._receiver.fileno(), self._hear)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for work in (self._offer(), self._follow(), self._weigh(), self._report()):
+                for work in (self._offer(), self._follow(), self._weigh(), self._report(), self._sharing.run()):
                     tasks.create_task(work)
         finally:
             loop.remove_reader(self._receiver.fileno())
@@ -92,6 +98,7 @@ class Bridge:
                 changes = {"refused": version, "reason": reason}
             case TrainerLink(connected=connected):
                 changes = {"connected": connected}
+                self._sharing.trainer(connected)
         before, self._trainer = self._trainer, msgspec.structs.replace(self._trainer, **changes)
         if self._trainer != before:
             self._reports.put_nowait(self._trainer)
@@ -131,6 +138,7 @@ class Bridge:
                 self._weight_version = str(event.detail["weight_version"] or self._weight_version)
                 version = _number(event, "version")
                 self._tell(TargetPublished(target_version=version, weight_version=self._weight_version))
+                self._sharing.published()
             case "drafter_swapped":
                 self._in_force = version = _number(event, "version")
                 self._tell(DrafterSwapped(version=version, outcome="live", drafter_version=version))

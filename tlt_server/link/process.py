@@ -74,7 +74,7 @@ async def follow(settings: LinkSettings) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(receiving)
-                tasks.create_task(Bridge(client, ours, hello, seen, settings.address).run())
+                tasks.create_task(Bridge(client, ours, hello, seen, settings.address, settings.folder).run())
         finally:
             ours.close()  # which ends the receiver
 

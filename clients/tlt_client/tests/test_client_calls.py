@@ -36,6 +36,7 @@ from tlt_client import (
     ProtocolError,
     Retry,
     SamplingParams,
+    SharedTarget,
     SpecCounts,
     Speculation,
     Status,
@@ -296,6 +297,8 @@ def test_the_routes_around_weights(connect: Connect) -> None:
         client.report_trainer(DrafterTrainer(address="ipc://t", connected=True, received=3))
         _, path, fields, key = server.other[-1]
         assert (path, fields["connected"], fields["received"], key) == ("/tlt/v1/trainer", True, 3, "Bearer admin")
+        assert client.share_target("/s/1") == SharedTarget(3, "/s/1")
+        assert server.other[-1] == ("POST", "/tlt/v1/target/share", {"path": "/s/1"}, "Bearer admin")
         client.begin_weight_update()
         client.begin_weight_update("target")
         with pytest.raises(BadRequest, match="no weight update is open"):

@@ -12,7 +12,17 @@ from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterTrainer, DrafterUpdate, Event, Load, Speculation, Status, StrategyUpdate
+from tlt_client.schemas import (
+    Drafter,
+    DrafterTrainer,
+    DrafterUpdate,
+    Event,
+    Load,
+    SharedTarget,
+    Speculation,
+    Status,
+    StrategyUpdate,
+)
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -177,6 +187,9 @@ class AsyncClient:
     async def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
         return await self._run(self._session.set_watchdog(mode))
+
+    async def share_target(self, path: str, *, within_s: float = 60.0) -> SharedTarget:
+        return await self._run(self._session.share_target(path, within_s))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:
         await self._run(self._session.begin_weight_update(selector))

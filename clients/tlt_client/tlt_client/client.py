@@ -11,7 +11,17 @@ import httpx
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import Drafter, DrafterTrainer, DrafterUpdate, Event, Load, Speculation, Status, StrategyUpdate
+from tlt_client.schemas import (
+    Drafter,
+    DrafterTrainer,
+    DrafterUpdate,
+    Event,
+    Load,
+    SharedTarget,
+    Speculation,
+    Status,
+    StrategyUpdate,
+)
 from tlt_client.session import Session, Streaming, harvest
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
@@ -223,6 +233,13 @@ class Client:
     def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
         return self._run(self._session.set_watchdog(mode))
+
+    def share_target(self, path: str, *, within_s: float = 60.0) -> SharedTarget:
+        """Has the server write what drafters share with its target to a folder that is not there yet, on its machine.
+
+        VersionConflict: the target was written meanwhile. Sent once: a lost answer is raised.
+        """
+        return self._run(self._session.share_target(path, within_s))
 
     def begin_weight_update(self, selector: str | None = None) -> None:
         """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""

@@ -140,6 +140,20 @@ class DrafterFreeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frozen: bool = True
 
 
+class TargetShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /tlt/v1/target/share`: write embedding and head of the target, which a drafter has too, to a folder."""
+
+    path: str
+    """On the server's machine: the folder to make."""
+
+
+class SharedTarget(msgspec.Struct, frozen=True):
+    """What was written: a safetensors file in the folder `path`, of this version of the target and no other."""
+
+    target_version: int
+    path: str
+
+
 Mode = Literal["pinned", "off"]
 
 

@@ -21,9 +21,11 @@ from tlt_client.schemas import (
     DrafterWatchdog,
     Event,
     Load,
+    SharedTarget,
     Speculation,
     Status,
     StrategyUpdate,
+    TargetShare,
 )
 from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
@@ -180,6 +182,11 @@ class Session:
 
     def report_trainer(self, trainer: DrafterTrainer) -> Flow[None]:
         yield from self.policy.ask(self._control("POST", "/tlt/v1/trainer", msgspec.json.encode(trainer)))
+
+    def share_target(self, path: str, within_s: float) -> Flow[SharedTarget]:
+        fields, route = msgspec.json.encode(TargetShare(path)), "/tlt/v1/target/share"
+        body = yield from self.policy.fetch(self._control("POST", route, fields, within_s))
+        return wire.decode(SharedTarget, body, route)
 
     def begin_weight_update(self, selector: str | None) -> Flow[None]:
         fields = wire.encode({} if selector is None else {"selector": selector})
