@@ -1,4 +1,4 @@
-"""The command line: `tlt-server {fork, drafter, serve, demo}`. The only place that reads argv."""
+"""The command line: `tlt-server {fork, drafter, serve, train, demo}`. The only place that reads argv."""
 
 import sys
 from pathlib import Path
@@ -20,6 +20,8 @@ fork = typer.Typer(no_args_is_help=True, help="Make, install and check our build
 app.add_typer(fork, name="fork")
 drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter.")
 app.add_typer(drafter_app, name="drafter")
+train_app = typer.Typer(help="Train the drafter of running servers.")
+app.add_typer(train_app, name="train")
 _out = Console(highlight=False, soft_wrap=True)
 
 
@@ -105,6 +107,58 @@ def serve(
     from tlt_server.launch import serve as run
 
     run(config, context.args)
+
+
+@train_app.callback(invoke_without_command=True)
+def train(
+    context: typer.Context,
+    tlt_config: Annotated[Path | None, typer.Option(help="TOML file with the settings; flags go first.")] = None,
+    target: Annotated[str | None, typer.Option(help="Llama, Qwen2 or Qwen3: folder or hub name.")] = None,
+    folder: Annotated[str | None, typer.Option(help="For checkpoints and published drafters.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Folder to begin with; made if not given.")] = None,
+    drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What is made; eagle.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Control link: tcp://HOST:PORT or ipc://PATH.")] = None,
+    features: Annotated[str | None, typer.Option(help="Link of features; the port after the control link's.")] = None,
+    port: Annotated[int | None, typer.Option(help="Of status and metrics; 30502.")] = None,
+    loss: Annotated[str | None, typer.Option(help="eagle, hass or eagle3.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda:N.")] = None,
+) -> None:
+    """Train the drafter of servers that `serve --trainer`. Without a target it is the embedded one's."""
+    if context.invoked_subcommand:
+        return
+    import logging
+
+    from tlt_server.demo import default_paths
+    from tlt_server.trainer.config import TrainConfig
+    from tlt_server.trainer.start import train as run
+
+    flags = {
+        "target": target,
+        "folder": folder,
+        "drafter": drafter,
+        "drafter_kind": drafter_kind,
+        "listen": listen,
+        "features": features,
+        "port": port,
+        "loss": loss,
+        "device": device,
+    }
+    config = TrainConfig.read(tlt_config, flags, {"target": str(default_paths()[0])})
+    logging.basicConfig(level=logging.WARNING, format="[%(asctime)s train] %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    logging.getLogger("tlt_server").setLevel(logging.INFO)
+    run(config)
+
+
+@train_app.command("export")
+def train_export(
+    folder: Annotated[Path, typer.Option(help="The trainer's.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+) -> None:
+    """Copy the drafter that was published last to a folder that SGLang loads."""
+    from tlt_server.trainer.published import Published
+
+    edition = Published(folder).copy(out)
+    _out.print(f"{out} made: drafter {edition.version}, after {edition.steps} steps, for target {edition.trained_on}")
 
 
 @app.command()

@@ -13,4 +13,13 @@ From features to a better drafter, a module for each step:
     folder.py       drafters in and out
     checkpoint.py   what a trainer that was killed goes on from
     spot.py         on which GPUs to train, and when to give them back
+
+And what makes a process of it, `tlt-server train`:
+
+    config.py       its settings; start.py: from them to a running trainer
+    service.py      the loop
+    targets.py      one count of the targets that several servers serve
+    servers.py      what servers say on the control link; inbox.py: features that they send
+    judge.py        the gate at work; published.py: the drafters that passed it
+    status.py       what it shows over HTTP
 """

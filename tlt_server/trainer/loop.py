@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from tlt_server.errors import ConfigError
@@ -18,18 +20,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What torch's AdamW keeps of each weight; the last on the CPU."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of AdamW (arXiv 1711.05101), for a drafter that never stops learning: the rate rises and then stays.
 
     rate: of learning. warmup: steps until it is reached. decay: of matrices alone. clip: of the gradient's norm.
     """
 
-    rate: float = 1e-3
-    warmup: int = 50
-    decay: float = 0.01
+    rate: Annotated[float, Meta(gt=0)] = 1e-3
+    warmup: Annotated[int, Meta(ge=1)] = 50
+    decay: Annotated[float, Meta(ge=0)] = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
-    clip: float = 1.0
+    clip: Annotated[float, Meta(gt=0)] = 1.0
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
 """When a drafter is published."""
 
-from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At once where that helps after a publication of the target, else by a margin, or after so many steps.
 
     margin: share by which the expected accept length must grow; smaller differences are noise, or not worth a swap.
     every: training steps since the last publication of the drafter after which any gain is enough.
     """
 
-    margin: float = 0.01
-    every: int = 1000
+    margin: Annotated[float, Meta(ge=0)] = 0.01
+    every: Annotated[int, Meta(ge=1)] = 1000
 
     def reason(self, candidate: float, live: float, *, target_moved: bool, steps: int) -> str | None:
         """Why to publish now, or None to go on training. A drafter that is not better is never published.

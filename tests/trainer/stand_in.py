@@ -1,0 +1,199 @@
+"""What a trainer's process meets: the wire's own classes in place of a server, and features of the embedded target."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import zmq
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.trainer.models import TARGET_FOLDER, texts
+from tlt_server.process import free_port
+from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
+from tlt_server.wire.messages import (
+    READS_FROM_RECEIVER,
+    DrafterReady,
+    DrafterSwapped,
+    Hello,
+    Message,
+    ModelIdentity,
+    TargetPublished,
+    TargetShared,
+    decode,
+    encode,
+)
+from tlt_server.wire.receiver import receive
+
+MODEL = ModelIdentity.of(json.loads((TARGET_FOLDER / "config.json").read_text()))
+WITHIN_S = 25.0
+
+
+def until(done: Any, what: str) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    while not (found := done()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+@cache
+def shared_tensors() -> dict[str, Tensor]:
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    return {name: each for name, each in load_file(TARGET_FOLDER / "model.safetensors").items() if name in names}
+
+
+class Server:
+    """Inside a `with`, it follows the trainer: every drafter that arrives is in force at once.
+
+    Attributes:
+        arrived: drafters, in order.
+    """
+
+    def __init__(self, folder: Path, control: str, features: str, name: str = "one:1", newest: int = 0) -> None:
+        self.folder, self.name = folder, name
+        self.arrived: list[DrafterReady] = []
+        self._control, self._count, self._newest = control, 0, newest
+        self._context = zmq.Context()
+        self._outlet = self._context.socket(zmq.PUSH)
+        self._outlet.connect(features)
+        self._pipe, self._theirs = Pipe()
+        self._shared = self._save()
+        self._over = threading.Event()
+
+    def __enter__(self) -> "Server":
+        hello = Hello(
+            server=self.name,
+            model=MODEL,
+            target_version=0,
+            weight_version="default",
+            drafter_version=self._newest,
+            newest_drafter=self._newest,
+            shared=self._shared,
+        )
+        arguments = (self._control, self._theirs, hello, self.folder / "drafters")
+        self._receiving = threading.Thread(target=receive, args=arguments)
+        self._receiving.start()
+        self._hearing = threading.Thread(target=self._hear)
+        self._hearing.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._hearing.join()
+        self._pipe.close()  # which ends the receiver
+        self._receiving.join()
+        self._context.destroy(linger=0)
+
+    @property
+    def newest(self) -> int:
+        return self.arrived[-1].version if self.arrived else 0
+
+    def push(self, run_numbers: Sequence[int], change: Callable[..., Any] | None = None, **said: Any) -> None:
+        """Features of whole responses, each of a prompt of its own; what is to be changed of them."""
+        runs = [texts("eagle", 40)[number % 40] for number in run_numbers]
+        rows = tuple(
+            Rows(
+                f"{self.name} {self._count} {number}",
+                number * 7919 + 2**63,
+                run.prompt,
+                0,
+                len(run.tokens),
+                self._count,
+            )
+            for number, run in zip(run_numbers, runs, strict=True)
+        )
+        fields = {"server": self.name, "model": MODEL, "kind": "eagle", "dtype": "float32", "width": 256} | said
+        tokens = torch.cat([run.tokens for run in runs]).to(torch.int32)
+        states = torch.cat([run.states for run in runs])
+        if change:
+            change(tokens, states)
+        header = FeatureHeader(rows=rows, **fields)
+        self.push_frames(FeatureBatch(header, tokens.numpy().data, states.numpy().data, b"").encode())
+
+    def push_frames(self, frames: Sequence[Any]) -> None:
+        self._outlet.send_multipart(frames)
+
+    def publish(self) -> None:
+        """Another target, of which nothing is shared yet."""
+        self._count += 1
+        self.tell(TargetPublished(target_version=self._count, weight_version=f"step {self._count}"))
+
+    def share(self) -> None:
+        self.tell(TargetShared(target_version=self._count, path=self._save()))
+
+    def _save(self) -> str:
+        """The head is a little another one each time."""
+        path = self.folder / f"target-{self._count}"
+        path.mkdir(parents=True)
+        moved = {name: each * (1 + 1e-3 * self._count) for name, each in shared_tensors().items()}
+        save_file(moved, path / "shared.safetensors")
+        return str(path)
+
+    def tell(self, message: Message) -> None:
+        self._pipe.send_bytes(encode(message))
+
+    def _hear(self) -> None:
+        while not self._over.is_set():
+            if not self._pipe.poll(0.05):
+                continue
+            message = decode([self._pipe.recv_bytes()], READS_FROM_RECEIVER)[0]
+            if isinstance(message, DrafterReady):
+                self.arrived.append(message)
+                version = message.version
+                self.tell(DrafterSwapped(version=version, outcome="live", drafter_version=version))
+
+
+class Running:
+    """A trainer's process. control, features: where it listens."""
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        control, self.port = free_port(), free_port()
+        self.control, self.features = (f"tcp://127.0.0.1:{port}" for port in (control, control + 1))
+        self.folder, self._file = folder, folder / "train.toml"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(
+            f'folder = "{folder}"\nlisten = "{self.control}"\nport = {self.port}\n'
+            f"entries = 512\nheld_out = 0.2\ncheckpoint_every = 5\n{settings}\n"
+            "[optimizer]\nrate = 4e-3\nwarmup = 10\n[gate]\nevery = 5\n"
+        )
+
+    @contextlib.contextmanager
+    def process(self) -> "Iterator[subprocess.Popen[bytes]]":
+        """Killed at the end, where it still runs."""
+        command = [sys.executable, "-m", "tlt_server", "train", "--tlt-config", str(self._file)]
+        with (self.folder / "log").open("ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def end(self, process: "subprocess.Popen[bytes]") -> None:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, self.log
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def get(self, path: str = "/tlt/v1/train/status") -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}").raise_for_status()
+
+    def status(self) -> dict[str, Any]:
+        """Empty before it answers."""
+        try:
+            found: dict[str, Any] = self.get().json()
+        except httpx.TransportError:
+            return {}
+        return found

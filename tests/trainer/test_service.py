@@ -1,0 +1,93 @@
+"""The trainer's process, and servers that follow it."""
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors import safe_open
+
+from tests.trainer.killed_trainers import kill
+from tests.trainer.models import texts
+from tests.trainer.stand_in import MODEL, Running, Server, until
+from tlt_server.trainer.folder import load_drafter
+from tlt_server.trainer.published import Published
+from tlt_server.wire.messages import ModelIdentity
+
+
+def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path) -> None:
+    trainer = Running(tmp_path / "trainer")
+    with Server(tmp_path / "one", trainer.control, trainer.features) as server:
+        with trainer.process() as process:
+            until(lambda: server.name in trainer.status().get("servers", []), "the server is not known")
+            assert trainer.status()["state"] == "waiting for features"
+            server.push(range(40))
+            until(lambda: server.arrived, f"nothing was published: {trainer.log}")
+            arrived = server.arrived[0]
+            assert (arrived.version, arrived.trained_on) == (1, 0)
+            with safe_open(arrived.path, framework="pt") as file:
+                assert file.metadata()["trained"] == "yes"
+            status = until(lambda: (now := trainer.status())["in_force"] and now, "the swap was not heard")
+            assert status["candidate"] > 1.0
+            _no_step_for_a_target_without_its_head(trainer, server)
+            server.share()
+            server.push(range(40, 80))
+            until(lambda: server.arrived[-1].trained_on == 1, "nothing was published for the new target")
+            _metrics_are_those_of_the_status(trainer)
+            trainer.end(process)
+        with trainer.process() as process, Server(tmp_path / "two", trainer.control, trainer.features, "two:2") as late:
+            until(lambda: late.newest == server.newest, "the late server was not offered the newest")
+            assert trainer.status()["steps"] > 0
+            trainer.end(process)
+        exported = Published(trainer.folder).copy(tmp_path / "out")
+        assert exported.version == server.newest
+        load_drafter(tmp_path / "out")
+        assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
+
+
+def _no_step_for_a_target_without_its_head(trainer: Running, server: Server) -> None:
+    server.publish()
+    until(lambda: trainer.status()["state"] == "waiting for the target's embedding and head", "it goes on")
+    steps = trainer.status()["steps"]
+    time.sleep(0.5)
+    assert trainer.status()["steps"] == steps
+
+
+def _metrics_are_those_of_the_status(trainer: Running) -> None:
+    families = text_string_to_metric_families(trainer.get("/metrics").text)
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    assert values["tlt_train_tokens_received_total"] == trainer.status()["tokens_received"]
+    assert values["tlt_train_drafter_published"] >= 2
+
+
+def test_killed_at_any_moment_it_goes_on_and_versions_grow(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")
+    kill(tmp_path, 3, seed)
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Running:
+    trainer = Running(tmp_path_factory.mktemp("idle") / "trainer")
+    with trainer.process():
+        until(trainer.status, "it does not answer")
+        yield trainer
+
+
+def test_what_is_not_features_of_this_target_is_refused(tmp_path: Path, idle: Running) -> None:
+    with Server(tmp_path / "one", idle.control, idle.features) as server:
+        until(lambda: server.name in idle.status()["servers"], "the server is not known")
+        server.push_frames([b"rubbish"])
+        server.push_frames([b"", b""])
+        server.push([0], change=lambda tokens, states: tokens.fill_(MODEL.vocab_size))
+        server.push([0], change=lambda tokens, states: states[3].fill_(float("nan")))
+        server.push([0], model=ModelIdentity("Other", 256, 290))
+        server.push([3], server="stranger")
+        until(lambda: idle.status()["tokens_dropped"].get("unknown target"), "nothing was dropped")
+    one, status = len(texts("eagle", 40)[0].tokens), idle.status()
+    assert status["tokens_received"] == 0
+    assert status["tokens_dropped"]["malformed"] == 2 + 2 * one
+    assert status["tokens_dropped"]["another model"] == one
+    assert MODEL.architecture in idle.log

@@ -1,0 +1,94 @@
+"""Settings of the trainer: what cannot be used is refused before anything is trained, in one line."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.models import FOLDERS, TARGET_FOLDER
+from tlt_server.config import DrafterKind
+from tlt_server.errors import ConfigError
+from tlt_server.trainer.config import TrainConfig
+from tlt_server.trainer.loop import Settings
+from tlt_server.trainer.published import Published
+from tlt_server.trainer.start import prepared
+from tlt_server.trainer.status import shown
+
+DEFAULTS = {"target": str(TARGET_FOLDER), "listen": "tcp://127.0.0.1:*", "features": "tcp://127.0.0.1:*"}
+
+
+def read(file: Path | None = None, **flags: Any) -> TrainConfig:
+    return TrainConfig.read(file, flags, DEFAULTS)
+
+
+def test_flags_go_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('target = "a"\nfolder = "b"\nport = 1\n[optimizer]\nrate = 0.5\n')
+    config = read(file, port=2, loss=None, drafter_kind=DrafterKind.EAGLE3)
+    assert (config.target, config.folder, config.port, config.drafter_kind) == ("a", "b", 2, DrafterKind.EAGLE3)
+    assert config.optimizer == Settings(rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "missing required field `folder`"),
+        ('folder = "b"\nspeed = 1', "unknown field `speed`"),
+        ('folder = "b"\nentries = 3', "`int` >= 16 - at `$.entries`"),
+        ('folder = "b"\nloss = "best"', "'best' - at `$.loss`"),
+        ('folder = "b"\n[policy]\nmargin = -1.0', "at `$.policy.margin`"),
+        ('folder = "b"\nkey = "k"', "belong together"),
+        ("folder", "config file"),
+    ],
+)
+def test_what_a_file_may_not_say(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "train.toml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path / "train.toml")
+    assert said in str(refused.value)
+
+
+def test_features_arrive_beside_the_control_link() -> None:
+    for listen, features in (("tcp://127.0.0.1:70", "tcp://127.0.0.1:71"), ("ipc:///a", "ipc:///a.features")):
+        assert TrainConfig(target="a", folder="b", listen=listen).features_address == features
+    with pytest.raises(ConfigError, match="Name an address for features"):
+        TrainConfig(target="a", folder="b", listen="tcp://127.0.0.1:*").features_address  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"target": "/nowhere"}, "/nowhere"),
+        ({"drafter": "/nowhere"}, "/nowhere"),
+        ({"drafter": str(TARGET_FOLDER)}, "no drafter that can be trained"),
+        ({"drafter": str(FOLDERS["eagle3"]), "loss": "hass"}, "Take eagle3"),
+        ({"device": "abacus"}, "device abacus"),
+        ({"listen": "tcp://203.0.113.1:70"}, "give CURVE keys"),
+        ({"features": "nonsense"}, "tcp://HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said), prepared(read(folder=str(tmp_path), **flags)):
+        pass
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of"), shown("127.0.0.1", port, lambda: None):
+            pass
+
+
+@pytest.mark.parametrize(("kind", "width"), [("eagle", 256), ("eagle3", 768)])
+def test_a_drafter_is_made_once_and_gone_on_from(tmp_path: Path, kind: str, width: int) -> None:
+    config = read(folder=str(tmp_path), drafter_kind=kind)
+    for _ in range(2):
+        with prepared(config) as parts:
+            assert parts.drafter.network.fc.weight.shape == (256, width if kind == "eagle3" else 512)
+            parts.sender._link.close()
+
+
+def test_nothing_to_export(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no drafter was published"):
+        Published(tmp_path).copy(tmp_path / "out")

@@ -1,0 +1,109 @@
+"""The settings of `tlt-server train`, checked once, at the door; nothing below reads argv or a file of settings."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import Meta
+
+from tlt_server.config import DrafterKind
+from tlt_server.errors import ConfigError
+from tlt_server.trainer.loop import Settings
+from tlt_server.trainer.policy import Policy
+
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
+
+
+class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a drafter is judged. every: training steps. depth: drafts of a chain. entries: judged by, at most.
+    temperature: of the rollouts."""
+
+    every: Count = 50
+    depth: Count = 3
+    entries: Count = 8192
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `tlt-server train` is told.
+
+    target: folder or hub name of the model whose drafter is trained. Its sizes count; embedding and head come from the
+        servers, whose target may be another by then.
+    folder: for checkpoints and published drafters; what is found there is gone on from.
+    drafter: folder to begin with; None: one is made that has learnt nothing.
+    drafter_kind: what is made.
+    listen: control link, `tcp://HOST:PORT` or `ipc://PATH`.
+    features: link of features; None: the port after the control link's, or its path with `.features` after it.
+    key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
+    server_keys: folder of the public ones of servers that may connect.
+    host, port: of the status and the metrics, over HTTP; 0: the system chooses.
+    loss: preset; None: the kind's own.
+    entries: of a pack, and of a training step: a pair of a state and the token after it.
+    passes: how often a token is learnt from, on average, before training waits for more.
+    buffer_mb: of features, in memory.
+    max_age: target versions that a feature may be behind the newest.
+    held_out: share of prompts that are kept to judge by.
+    checkpoint_every: training steps.
+    keep: checkpoints.
+    device: torch's name; None: a GPU if there is one.
+    """
+
+    target: str
+    folder: str
+    drafter: str | None = None
+    drafter_kind: DrafterKind = DrafterKind.EAGLE
+    listen: str = "tcp://127.0.0.1:30500"
+    features: str | None = None
+    key: str | None = None
+    server_keys: str | None = None
+    host: str = "127.0.0.1"
+    port: Port = 30502
+    loss: Literal["eagle", "hass", "eagle3"] | None = None
+    token_loss: Literal["cross_entropy", "total_variation"] = "cross_entropy"
+    optimizer: Settings = Settings()
+    entries: Annotated[int, Meta(ge=16)] = 4096
+    passes: Annotated[float, Meta(gt=0)] = 10.0
+    buffer_mb: Count = 4096
+    max_age: Annotated[int, Meta(ge=0)] = 1
+    held_out: Share = 0.05
+    gate: Gate = Gate()
+    policy: Policy = Policy()
+    checkpoint_every: Count = 200
+    keep: Count = 3
+    device: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.key is None) != (self.server_keys is None):
+            raise ConfigError("key and server_keys belong together, give both or neither")
+
+    @property
+    def features_address(self) -> str:
+        """Where features arrive."""
+        if self.features or self.listen.startswith("ipc://"):
+            return self.features or f"{self.listen}.features"
+        place, _, port = self.listen.rpartition(":")
+        if not port.isdecimal():
+            raise ConfigError(f"listen {self.listen}: no port to count on from. Name an address for features, too")
+        return f"{place}:{int(port) + 1}"
+
+    @classmethod
+    def read(cls, path: Path | None, flags: dict[str, Any], defaults: dict[str, Any]) -> Self:
+        """The file's settings, before `defaults`; those of `flags` that are not None before them.
+
+        Raises:
+            ConfigError: the file is missing or not TOML; a setting is missing, unknown, ill-typed or out of range.
+        """
+        try:
+            said = msgspec.toml.decode(path.read_bytes()) if path else {}
+        except OSError as error:
+            raise ConfigError(f"config file {path}: {error.strerror}") from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"config file {path}: {error}") from error
+        try:
+            given = {name: value for name, value in flags.items() if value is not None}
+            return msgspec.convert(defaults | said | given, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"settings of the trainer: {error}") from error

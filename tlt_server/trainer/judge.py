@@ -1,0 +1,78 @@
+"""The gate at work: the drafter in training against the one in force, on the same held-out features."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from tlt_server.trainer.config import Gate
+from tlt_server.trainer.gate import accept_length
+from tlt_server.trainer.loop import Trainer
+from tlt_server.trainer.network import Network
+from tlt_server.trainer.packing import Run, pack
+from tlt_server.trainer.published import Published
+
+log = logging.getLogger(__name__)
+
+
+class Verdict(NamedTuple):
+    """Expected accept lengths of the drafter in training and of the one in force."""
+
+    candidate: float
+    live: float
+
+
+class Judge:
+    """Compares drafters.
+
+    Args:
+        start: the drafter that training began with. A server that has one in force which is not of this trainer has
+            the one that both were started with, as far as anybody knows here.
+        published: those that may be in force.
+
+    Attributes:
+        last: the last verdict.
+    """
+
+    def __init__(self, gate: Gate, entries: int, start: Network, published: Published, device: torch.device) -> None:
+        self._gate, self._entries, self._published, self._device = gate, entries, published, device
+        self._start = start.to(device)
+        self._live: tuple[int, Network] = (0, self._start)
+        self.last: Verdict | None = None
+
+    def compare(self, trainer: Trainer, held_out: Sequence[Run], in_force: int) -> Verdict | None:
+        """None where no run is long enough to judge by.
+
+        Args:
+            held_out: of the target whose embedding and head the trainer has.
+            in_force: version of the drafter that the servers have.
+        """
+        packs = pack(self._within(held_out), self._entries, self._device)
+        try:
+            candidate, live = (
+                accept_length(each, trainer.frozen, packs, self._gate.depth, self._gate.temperature)
+                for each in (trainer.network, self._network(in_force))
+            )
+        except ValueError as error:
+            log.info("the drafter cannot be judged yet: %s", error)
+            return None
+        self.last = Verdict(candidate, live)
+        return self.last
+
+    def _within(self, runs: Sequence[Run]) -> Iterator[Run]:
+        """The first ones, of so many entries in all."""
+        entries = 0
+        for run in runs:
+            if entries >= self._gate.entries:
+                return
+            entries += run.entries
+            yield run
+
+    def _network(self, version: int) -> Network:
+        if version != self._live[0]:
+            known = self._published.network(version)
+            if known is None and version:
+                log.warning("drafter %d in force is not of this trainer: judged as the first one", version)
+            self._live = version, self._start if known is None else known.to(self._device)
+        return self._live[1]

@@ -1,0 +1,230 @@
+"""The drafter trainer as a process: it hears servers, gathers features, trains, and publishes what is better.
+
+One thread trains. Another keeps the control link (`Sender`), a third shows the status; what servers say waits in a
+queue until the step under way is over.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import torch
+
+from tlt_server.errors import ConfigError
+from tlt_server.trainer.buffer import Buffer
+from tlt_server.trainer.chains import Frozen
+from tlt_server.trainer.checkpoint import Checkpoints
+from tlt_server.trainer.config import TrainConfig
+from tlt_server.trainer.folder import Drafter, load_frozen
+from tlt_server.trainer.inbox import Inbox
+from tlt_server.trainer.judge import Judge
+from tlt_server.trainer.loop import Metrics, Trainer
+from tlt_server.trainer.packing import pack
+from tlt_server.trainer.published import Edition, Published
+from tlt_server.trainer.servers import Servers
+from tlt_server.trainer.status import Status
+from tlt_server.wire.messages import Message
+from tlt_server.wire.sender import Sender
+from tlt_server.wire.sockets import Inlet
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.05
+"""Until the next look at the control link, while no features arrive."""
+
+RECENT = 0.1
+"""Weight of the last step in what happened lately."""
+
+
+@dataclass
+class Parts:
+    """What a service is made of; each is its own. heard: what `sender` hears, by peer."""
+
+    config: TrainConfig
+    device: torch.device
+    drafter: Drafter
+    trainer: Trainer
+    buffer: Buffer
+    judge: Judge
+    checkpoints: Checkpoints
+    published: Published
+    servers: Servers
+    inlet: Inlet
+    inbox: Inbox
+    sender: Sender
+    heard: "SimpleQueue[tuple[str, Message]]"
+
+
+class Service:
+    """The loop.
+
+    Args:
+        parts: ready to run.
+        is_over: asked between two steps.
+    """
+
+    def __init__(self, parts: Parts, is_over: Callable[[], bool]) -> None:
+        self._parts, self._config, self._is_over = parts, parts.config, is_over
+        self._edition: Edition | None = parts.published.newest()
+        self._published_for = -1
+        self._saved = parts.trainer.steps
+        self._learnt = 0
+        self._rate = 0.0
+        self._loss: float | None = None
+        self._state = "waiting for a server"
+        self.status = self._status()
+
+    def run(self) -> None:
+        """Until it is told to end; saves what it has learnt then.
+
+        Raises:
+            OSError: a checkpoint or a drafter cannot be written.
+        """
+        if self._edition is not None:
+            self._send(self._edition)
+        while not self._is_over():
+            self._hear()
+            self._gather()
+            if waits_for := self._waits_for():
+                self._state = waits_for
+                self._parts.inlet.wait(IDLE_S)
+            else:
+                self._state = "training"
+                self._train()
+            self.status = self._status()
+        self._save()
+
+    # -- what comes in --
+
+    def _hear(self) -> None:
+        parts = self._parts
+        while True:
+            try:
+                parts.servers.hear(*parts.heard.get_nowait())
+            except Empty:
+                break
+        newest = parts.servers.targets.newest
+        if newest > parts.buffer.newest:
+            parts.buffer.advance(newest)
+        if newest > parts.trainer.frozen.version:
+            self._follow(newest)
+
+    def _follow(self, target: int) -> None:
+        """Takes up what the drafter shares with a new target, where it can be had."""
+        parts, servers = self._parts, self._parts.servers
+        if (folder := servers.shared(target)) is None:
+            return
+        try:
+            frozen = load_frozen(folder, target, parts.trainer.frozen.head.dtype)
+            parts.trainer.frozen = _fitting(frozen, parts.trainer.frozen, parts.device)
+        except ConfigError as error:
+            log.warning("target %d: what drafters share with it cannot be used: %s", target, error)
+            servers.forget(target)
+
+    def _gather(self) -> None:
+        for feature in self._parts.inbox.read():
+            self._parts.buffer.add(feature)
+
+    def _waits_for(self) -> str:
+        """Why not to train now; empty where there is no reason."""
+        parts = self._parts
+        if parts.servers.targets.newest < 0:
+            return "waiting for a server"
+        if parts.trainer.frozen.version < parts.servers.targets.newest:
+            return "waiting for the target's embedding and head"
+        received = parts.inbox.received
+        if received < self._config.entries or self._learnt >= self._config.passes * received:
+            return "waiting for features"
+        return ""
+
+    # -- training --
+
+    def _train(self) -> None:
+        parts, began = self._parts, time.monotonic()
+        runs = parts.buffer.draw(self._config.entries, parts.trainer.random)
+        if not runs:  # all are too old
+            self._state = "waiting for features"
+            parts.inlet.wait(IDLE_S)
+            return
+        metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
+        entries = sum(run.entries for run in runs)
+        self._learnt += entries
+        self._note(metrics, entries / (time.monotonic() - began))
+        if metrics.step % self._config.gate.every == 0:
+            self._judge()
+        if metrics.step % self._config.checkpoint_every == 0:
+            self._save()
+
+    def _note(self, metrics: Metrics, rate: float) -> None:
+        self._loss = metrics.loss
+        self._rate += (RECENT if self._rate else 1.0) * (rate - self._rate)
+        if metrics.skipped:
+            log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
+
+    def _judge(self) -> None:
+        """Publishes the drafter in training, where it is better than the one in force."""
+        parts = self._parts
+        verdict = parts.judge.compare(parts.trainer, parts.buffer.held_out(), parts.servers.drafter)
+        if verdict is None:
+            return
+        steps = parts.trainer.steps - (self._edition.steps if self._edition else 0)
+        moved = parts.trainer.frozen.version > self._published_for
+        if reason := self._config.policy.reason(verdict.candidate, verdict.live, target_moved=moved, steps=steps):
+            self._publish(reason)
+
+    def _publish(self, reason: str) -> None:
+        parts = self._parts
+        version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
+        trained_on = parts.servers.targets.count_of(parts.trainer.frozen.version)
+        self._edition = parts.published.add(
+            parts.drafter, self._config.target, version, trained_on, parts.trainer.steps
+        )
+        self._published_for = parts.trainer.frozen.version
+        self._send(self._edition)
+        log.info("drafter %d is published: %s", version, reason)
+
+    def _send(self, edition: Edition) -> None:
+        self._parts.sender.publish(edition.version, edition.trained_on, *edition.wired())
+
+    def _save(self) -> None:
+        if (steps := self._parts.trainer.steps) > self._saved:
+            self._parts.checkpoints.save(steps, *self._parts.trainer.state())
+            self._saved = steps
+
+    def _status(self) -> Status:
+        parts, verdict = self._parts, self._parts.judge.last
+        return Status(
+            state=self._state,
+            servers=parts.servers.names,
+            steps=parts.trainer.steps,
+            entries_per_s=self._rate,
+            loss=self._loss,
+            target=parts.servers.targets.newest,
+            frozen=parts.trainer.frozen.version,
+            published=self._edition.version if self._edition else 0,
+            in_force=parts.servers.drafter,
+            candidate=verdict.candidate if verdict else None,
+            live=verdict.live if verdict else None,
+            tokens_received=parts.inbox.received,
+            tokens_dropped=dict(parts.inbox.dropped),
+            parts_dropped=dict(parts.buffer.dropped),
+            buffer_bytes=parts.buffer.nbytes,
+            buffer_budget=self._config.buffer_mb << 20,
+        )
+
+
+def _fitting(frozen: Frozen, before: Frozen, device: torch.device) -> Frozen:
+    """On the device.
+
+    Raises:
+        ConfigError: it is of other shapes than those before.
+    """
+    for name, tensor, known in (
+        ("embedding", frozen.embedding, before.embedding),
+        ("head", frozen.head, before.head),
+    ):
+        if tensor.shape != known.shape:
+            raise ConfigError(f"{name} {tuple(tensor.shape)}; the target's is {tuple(known.shape)}")
+    return Frozen(frozen.embedding.to(device), frozen.head.to(device), frozen.version)

@@ -1,0 +1,133 @@
+"""What a trainer shows of itself over HTTP: GET /tlt/v1/train/status, and /metrics for Prometheus."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from tlt_server.errors import ConfigError
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer at a moment.
+
+    state: what it does, or waits for. servers: names of those that follow it.
+    steps: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last step.
+    target: number of the newest target of any server. frozen: of the target whose embedding and head are in use.
+    published: drafter version; 0: none yet. in_force: the newest in force on a server.
+    candidate, live: expected accept lengths of the drafter in training and of the one in force, when last judged.
+    tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
+    parts_dropped: what the buffer did not take or keep, by reason.
+    buffer_bytes, buffer_budget: of features.
+    """
+
+    state: str
+    servers: list[str]
+    steps: int
+    entries_per_s: float
+    loss: float | None
+    target: int
+    frozen: int
+    published: int
+    in_force: int
+    candidate: float | None
+    live: float | None
+    tokens_received: int
+    tokens_dropped: dict[str, int]
+    parts_dropped: dict[str, int]
+    buffer_bytes: int
+    buffer_budget: int
+
+
+class _Named(NamedTuple):
+    name: str
+    help: str
+    field: str
+
+
+COUNTERS = (
+    _Named("tlt_train_steps", "Steps of training", "steps"),
+    _Named("tlt_train_tokens_received", "Tokens whose features were taken", "tokens_received"),
+)
+COUNTERS_BY_REASON = (
+    _Named("tlt_train_tokens_dropped", "Tokens whose features were not taken, by reason", "tokens_dropped"),
+    _Named("tlt_train_parts_dropped", "Parts of sequences that the buffer did not take or keep", "parts_dropped"),
+)
+GAUGES = (
+    _Named("tlt_train_entries_per_second", "Tokens learnt from in a second, lately", "entries_per_s"),
+    _Named("tlt_train_loss", "Loss of the last step", "loss"),
+    _Named(
+        "tlt_train_candidate_accept_length", "Expected of the drafter in training, on held-out prompts", "candidate"
+    ),
+    _Named("tlt_train_live_accept_length", "Expected of the drafter in force, on held-out prompts", "live"),
+    _Named("tlt_train_target_version", "The newest target, by the trainer's own number", "target"),
+    _Named("tlt_train_frozen_version", "The target whose embedding and head are in use", "frozen"),
+    _Named("tlt_train_drafter_published", "The drafter that was published last", "published"),
+    _Named("tlt_train_drafter_in_force", "The newest drafter in force on a server", "in_force"),
+    _Named("tlt_train_buffer_bytes", "Features held", "buffer_bytes"),
+    _Named("tlt_train_buffer_budget_bytes", "Features held at most", "buffer_budget"),
+)
+
+
+class _Metrics(Collector):
+    def __init__(self, read: Callable[[], Status]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._read()
+        for each in COUNTERS:
+            yield CounterMetricFamily(each.name, each.help, getattr(status, each.field))
+        for each in COUNTERS_BY_REASON:
+            family = CounterMetricFamily(each.name, each.help, labels=["reason"])
+            for reason, count in getattr(status, each.field).items():
+                family.add_metric([reason], count)
+            yield family
+        for each in GAUGES:
+            if (value := getattr(status, each.field)) is not None:
+                yield GaugeMetricFamily(each.name, each.help, value)
+
+
+def _app(read: Callable[[], Status]) -> FastAPI:
+    app, registry = FastAPI(title="tlt-server train"), CollectorRegistry()
+    registry.register(_Metrics(read))
+
+    @app.get("/tlt/v1/train/status")
+    def status() -> Response:
+        return Response(msgspec.json.encode(read()), media_type="application/json")
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+@contextlib.contextmanager
+def shown(host: str, port: int, read: Callable[[], Status]) -> Iterator[str]:
+    """Shows what `read` returns, called in other threads, while the context lasts; gives the URL.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    try:
+        listening = socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(f"port {port} of {host}: {error.strerror}. Name another one by --port") from error
+    server = uvicorn.Server(uvicorn.Config(_app(read), log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listening],), name="status")
+    thread.start()
+    try:
+        yield f"http://{host}:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
