@@ -47,7 +47,7 @@ class Servers:
         self._stack.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # what comes after this folder's tests has the cores for itself
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     pool = Servers(tmp_path_factory.mktemp("servers"))
     yield pool

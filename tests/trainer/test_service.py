@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
@@ -15,6 +16,12 @@ from tests.trainer.stand_in import MODEL, Running, Server, until
 from tlt_server.trainer.folder import load_drafter
 from tlt_server.trainer.published import Published
 from tlt_server.wire.messages import ModelIdentity
+
+
+def test_no_server_of_other_tests_polls_beside_these() -> None:
+    """One that idles takes a core all the same, and every wait below lasts several times as long."""
+    commands = [child.cmdline() for child in psutil.Process().children()]
+    assert not [command for command in commands if "serve" in command]
 
 
 def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checkpoint_every: training steps.
     keep: checkpoints.
     device: torch's name; None: a GPU if there is one.
+    threads: of torch on the CPU; None: one fewer than torch would take. The scheduler of a server on this machine polls
+        on a core, and threads that wait for one that shares it make a step several times as long.
     """
 
     target: str
@@ -73,6 +75,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checkpoint_every: Count = 200
     keep: Count = 3
     device: str | None = None
+    threads: Count | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

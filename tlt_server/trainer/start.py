@@ -48,6 +48,7 @@ def train(config: TrainConfig) -> None:
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
+    torch.set_num_threads(config.threads or max(1, torch.get_num_threads() - 1))
     with prepared(config) as parts, ThreadPoolExecutor(1, "control") as thread:
         sending = thread.submit(parts.sender.run)
         service = Service(parts, lambda: over.is_set() or sending.done())
