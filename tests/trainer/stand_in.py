@@ -31,6 +31,7 @@ from tlt_server.wire.messages import (
     ModelIdentity,
     TargetPublished,
     TargetShared,
+    TrainerLink,
     decode,
     encode,
 )
@@ -55,20 +56,53 @@ def shared_tensors() -> dict[str, Tensor]:
     return {name: each for name, each in load_file(TARGET_FOLDER / "model.safetensors").items() if name in names}
 
 
-class Server:
+class Outlet:
+    """Where the server of this name sends features from. count: of its target's publications."""
+
+    def __init__(self, features: str, name: str) -> None:
+        self.name, self.count = name, 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.connect(features)
+
+    def push(self, run_numbers: Sequence[int], change: Callable[..., Any] | None = None, **said: Any) -> None:
+        """Features of whole responses, each of a prompt of its own; what is to be changed of them."""
+        runs = [texts("eagle", 40)[number % 40] for number in run_numbers]
+        rows = tuple(
+            Rows(
+                f"{self.name} {self.count} {number}", number * 7919 + 2**63, run.prompt, 0, len(run.tokens), self.count
+            )
+            for number, run in zip(run_numbers, runs, strict=True)
+        )
+        fields = {"server": self.name, "model": MODEL, "kind": "eagle", "dtype": "float32", "width": 256} | said
+        tokens = torch.cat([run.tokens for run in runs]).to(torch.int32)
+        states = torch.cat([run.states for run in runs])
+        if change:
+            change(tokens, states)
+        header = FeatureHeader(rows=rows, **fields)
+        self.push_frames(FeatureBatch(header, tokens.numpy().data, states.numpy().data, b"").encode())
+
+    def push_frames(self, frames: Sequence[Any]) -> None:
+        self._socket.send_multipart(frames)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Server(Outlet):
     """Inside a `with`, it follows the trainer: every drafter that arrives is in force at once.
 
     Attributes:
         arrived: drafters, in order.
+        link: what it knows of its trainer.
     """
 
     def __init__(self, folder: Path, control: str, features: str, name: str = "one:1", newest: int = 0) -> None:
-        self.folder, self.name = folder, name
+        super().__init__(features, name)
+        self.folder = folder
         self.arrived: list[DrafterReady] = []
-        self._control, self._count, self._newest = control, 0, newest
-        self._context = zmq.Context()
-        self._outlet = self._context.socket(zmq.PUSH)
-        self._outlet.connect(features)
+        self.link = TrainerLink(connected=False, rejected=0)
+        self._control, self._newest = control, newest
         self._pipe, self._theirs = Pipe()
         self._shared = self._save()
         self._over = threading.Event()
@@ -95,50 +129,25 @@ class Server:
         self._hearing.join()
         self._pipe.close()  # which ends the receiver
         self._receiving.join()
-        self._context.destroy(linger=0)
+        self.close()
 
     @property
     def newest(self) -> int:
         return self.arrived[-1].version if self.arrived else 0
 
-    def push(self, run_numbers: Sequence[int], change: Callable[..., Any] | None = None, **said: Any) -> None:
-        """Features of whole responses, each of a prompt of its own; what is to be changed of them."""
-        runs = [texts("eagle", 40)[number % 40] for number in run_numbers]
-        rows = tuple(
-            Rows(
-                f"{self.name} {self._count} {number}",
-                number * 7919 + 2**63,
-                run.prompt,
-                0,
-                len(run.tokens),
-                self._count,
-            )
-            for number, run in zip(run_numbers, runs, strict=True)
-        )
-        fields = {"server": self.name, "model": MODEL, "kind": "eagle", "dtype": "float32", "width": 256} | said
-        tokens = torch.cat([run.tokens for run in runs]).to(torch.int32)
-        states = torch.cat([run.states for run in runs])
-        if change:
-            change(tokens, states)
-        header = FeatureHeader(rows=rows, **fields)
-        self.push_frames(FeatureBatch(header, tokens.numpy().data, states.numpy().data, b"").encode())
-
-    def push_frames(self, frames: Sequence[Any]) -> None:
-        self._outlet.send_multipart(frames)
-
     def publish(self) -> None:
         """Another target, of which nothing is shared yet."""
-        self._count += 1
-        self.tell(TargetPublished(target_version=self._count, weight_version=f"step {self._count}"))
+        self.count += 1
+        self.tell(TargetPublished(target_version=self.count, weight_version=f"step {self.count}"))
 
     def share(self) -> None:
-        self.tell(TargetShared(target_version=self._count, path=self._save()))
+        self.tell(TargetShared(target_version=self.count, path=self._save()))
 
     def _save(self) -> str:
         """The head is a little another one each time."""
-        path = self.folder / f"target-{self._count}"
+        path = self.folder / f"target-{self.count}"
         path.mkdir(parents=True)
-        moved = {name: each * (1 + 1e-3 * self._count) for name, each in shared_tensors().items()}
+        moved = {name: each * (1 + 1e-3 * self.count) for name, each in shared_tensors().items()}
         save_file(moved, path / "shared.safetensors")
         return str(path)
 
@@ -154,6 +163,8 @@ class Server:
                 self.arrived.append(message)
                 version = message.version
                 self.tell(DrafterSwapped(version=version, outcome="live", drafter_version=version))
+            elif isinstance(message, TrainerLink):
+                self.link = message
 
 
 class Running:

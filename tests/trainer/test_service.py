@@ -1,7 +1,5 @@
 """The trainer's process, and servers that follow it."""
 
-import random
-import sys
 import time
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 
-from tests.trainer.killed_trainers import kill
 from tests.trainer.models import texts
 from tests.trainer.stand_in import MODEL, Running, Server, until
 from tlt_server.trainer.folder import load_drafter
@@ -67,12 +64,6 @@ def _metrics_are_those_of_the_status(trainer: Running) -> None:
     values = {sample.name: sample.value for family in families for sample in family.samples}
     assert values["tlt_train_tokens_received_total"] == trainer.status()["tokens_received"]
     assert values["tlt_train_drafter_published"] >= 2
-
-
-def test_killed_at_any_moment_it_goes_on_and_versions_grow(tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
-    sys.stdout.write(f"seed {seed}\n")
-    kill(tmp_path, 3, seed)
 
 
 @pytest.fixture(scope="module")
