@@ -153,12 +153,13 @@ def train(
 def train_export(
     folder: Annotated[Path, typer.Option(help="The trainer's.")],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
+    checkpoint: Annotated[bool, typer.Option(help="As last saved, though no gate has passed it.")] = False,
 ) -> None:
-    """Copy the drafter that was published last to a folder that SGLang loads."""
-    from tlt_server.trainer.published import Published
+    """Write the drafter that was published last to a folder that SGLang loads; vLLM loads an EAGLE-3."""
+    from tlt_server.trainer.export import export
 
-    edition = Published(folder).copy(out)
-    _out.print(f"{out} made: drafter {edition.version}, after {edition.steps} steps, for target {edition.trained_on}")
+    of = export(folder, out, checkpointed=checkpoint)
+    _out.print(f"{out} made: {of['tokens']} tokens learnt in {of['steps']} steps, for target {of['trained_on']}")
 
 
 @app.command()

@@ -10,8 +10,7 @@ from safetensors import safe_open
 
 from tests.trainer.models import texts
 from tests.trainer.stand_in import MODEL, Running, Server, until
-from tlt_server.trainer.folder import load_drafter
-from tlt_server.trainer.published import Published
+from tlt_server.trainer.export import export
 from tlt_server.wire.messages import ModelIdentity
 
 
@@ -45,9 +44,7 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
             until(lambda: late.newest == server.newest, "the late server was not offered the newest")
             assert trainer.status()["steps"] > 0
             trainer.end(process)
-        exported = Published(trainer.folder).copy(tmp_path / "out")
-        assert exported.version == server.newest
-        load_drafter(tmp_path / "out")
+        assert export(trainer.folder, tmp_path / "out")["version"] == str(server.newest)
         assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
 
 

@@ -11,7 +11,6 @@ from tlt_server.config import DrafterKind
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.loop import Settings
-from tlt_server.trainer.published import Published
 from tlt_server.trainer.start import prepared
 from tlt_server.trainer.status import shown
 
@@ -87,8 +86,3 @@ def test_a_drafter_is_made_once_and_gone_on_from(tmp_path: Path, kind: str, widt
         with prepared(config) as parts:
             assert parts.drafter.network.fc.weight.shape == (256, width if kind == "eagle3" else 512)
             parts.sender._link.close()
-
-
-def test_nothing_to_export(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no drafter was published"):
-        Published(tmp_path).copy(tmp_path / "out")

@@ -34,6 +34,21 @@ class Saved(NamedTuple):
     facts: dict[str, Any]
 
 
+def newest(folder: Path) -> Saved | None:
+    """The last checkpoint in a folder that is whole, or None; whoever else writes there.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    if not (steps := _steps(folder)):
+        return None
+    try:
+        facts = msgspec.json.decode((steps[-1] / MARKER).read_bytes(), type=dict[str, Any])
+        return Saved(load_file(steps[-1] / TENSORS), facts)
+    except (OSError, SafetensorError, msgspec.DecodeError) as error:
+        raise ConfigError(f"checkpoint {steps[-1]}: damaged ({error}). Remove it to resume from an older") from error
+
+
 class Checkpoints:
     """The checkpoints of one trainer; nobody else writes to its folder.
 
@@ -48,7 +63,7 @@ class Checkpoints:
         self._writing: Future[None] | None = None
         self._host: dict[str, Tensor] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        for left in {*folder.glob(".step-*"), *folder.glob("step-*")} - set(self._steps()):
+        for left in {*folder.glob(".step-*"), *folder.glob("step-*")} - set(_steps(folder)):
             shutil.rmtree(left)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -90,18 +105,7 @@ class Checkpoints:
         Raises:
             ConfigError: it is damaged.
         """
-        if not (steps := self._steps()):
-            return None
-        try:
-            facts = msgspec.json.decode((steps[-1] / MARKER).read_bytes(), type=dict[str, Any])
-            return Saved(load_file(steps[-1] / TENSORS), facts)
-        except (OSError, SafetensorError, msgspec.DecodeError) as error:
-            raise ConfigError(
-                f"checkpoint {steps[-1]}: damaged ({error}). Remove it to resume from an older"
-            ) from error
-
-    def _steps(self) -> list[Path]:
-        return sorted(marker.parent for marker in self._folder.glob(f"step-*/{MARKER}"))
+        return newest(self._folder)
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
         """Into host memory that stays, pinned where it is a GPU's; the copy is made when the result returns.
@@ -132,9 +136,13 @@ class Checkpoints:
         _to_disk(partial / MARKER)
         partial.rename(whole)
         _to_disk(self._folder)
-        for old in self._steps()[: -self._keep]:
+        for old in _steps(self._folder)[: -self._keep]:
             (old / MARKER).unlink()  # first: a folder half removed is no checkpoint
             shutil.rmtree(old)
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted(marker.parent for marker in folder.glob(f"step-*/{MARKER}"))
 
 
 def _to_disk(path: Path) -> None:

@@ -16,6 +16,9 @@ from tlt_server.trainer.losses import Objective, loss
 from tlt_server.trainer.network import Network
 from tlt_server.trainer.packing import Pack
 
+WEIGHTS = "weights."
+"""Before the name of each of a drafter's tensors, in what `Trainer.state` returns."""
+
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What torch's AdamW keeps of each weight; the last on the CPU."""
 
@@ -48,7 +51,7 @@ class Metrics:
 class Trainer:
     """A drafter, its optimiser and all that decides what comes next; on the device that the network is on.
 
-    Weights and moments are float32.
+    Weights and moments are float32. steps, tokens: of training until now; a token counts each time it is learnt from.
 
     Args:
         network: trained in place.
@@ -61,7 +64,7 @@ class Trainer:
     ) -> None:
         self.network, self.frozen, self.objective = network, frozen, objective
         self.settings = settings or Settings()
-        self.random, self.steps = Random(seed), 0
+        self.random, self.steps, self.tokens = Random(seed), 0, 0
         self._named = dict(network.named_parameters())
         self._device = next(iter(self._named.values())).device
         matrices = [weight for weight in self._named.values() if weight.dim() > 1]
@@ -87,16 +90,16 @@ class Trainer:
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
             self._optimiser.step()
-        self.steps += 1
+        self.steps, self.tokens = self.steps + 1, self.tokens + chains
         return Metrics(self.steps, total.item(), norm, chains, skipped=not finite)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that a resumed trainer needs: tensors, not copied, and facts that JSON can hold."""
-        tensors = {f"weights.{name}": weight.detach() for name, weight in self._named.items()}
+        tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in self.network.state_dict().items()}
         for name, weight in self._named.items():
             tensors |= {f"{moment}.{name}": value for moment, value in self._optimiser.state[weight].items()}
         tensors["random"] = torch.get_rng_state()
-        return tensors, {"steps": self.steps, "target_version": self.frozen.version, "random": self.random.getstate()}
+        return tensors, {"steps": self.steps, "tokens": self.tokens, "random": self.random.getstate()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Goes on where the trainer stood whose `state` this is.
@@ -105,10 +108,10 @@ class Trainer:
             ConfigError: it is of another drafter.
         """
         for name, weight in self._named.items():
-            if (saved := tensors.get(f"weights.{name}")) is None or saved.shape != weight.shape:
+            if (saved := tensors.get(f"{WEIGHTS}{name}")) is None or saved.shape != weight.shape:
                 raise ConfigError(f"checkpoint: its {name} is not this drafter's. Name another folder for checkpoints")
         for name, weight in self._named.items():
-            weight.data.copy_(tensors[f"weights.{name}"])
+            weight.data.copy_(tensors[f"{WEIGHTS}{name}"])
             moments = {m: tensors[f"{m}.{name}"] for m in MOMENTS if f"{m}.{name}" in tensors}
             self._optimiser.state[weight] = {
                 moment: value.to("cpu" if moment == "step" else weight.device, copy=True)
@@ -117,4 +120,4 @@ class Trainer:
         torch.set_rng_state(tensors["random"].cpu())
         version, state, gauss = facts["random"]
         self.random.setstate((version, tuple(state), gauss))
-        self.steps = facts["steps"]
+        self.steps, self.tokens = facts["steps"], facts["tokens"]

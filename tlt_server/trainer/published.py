@@ -6,6 +6,7 @@ A drafter lies here before it is sent, so that no version ever names two.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,11 @@ class Edition(NamedTuple):
         """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time."""
         content = deserialize((self.folder / "model.safetensors").read_bytes())  # type: ignore[no-untyped-call]
         tensors = {name: Tensor(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in content}
-        return tensors, _metadata(self.folder)
+        return tensors, self.metadata()
+
+    def metadata(self) -> dict[str, str]:
+        """All that is known of it."""
+        return _metadata(self.folder)
 
 
 class Published:
@@ -51,35 +56,19 @@ class Published:
         ConfigError: it is damaged.
         """
         folders = self._folders()
-        if not folders:
-            return None
-        try:
-            said = _metadata(folders[-1])
-            return Edition(int(said["version"]), int(said["trained_on"]), int(said["steps"]), folders[-1])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise ConfigError(f"{folders[-1]}: damaged ({error}). Remove it") from error
+        return _edition(folders[-1]) if folders else None
 
-    def add(self, drafter: Drafter, target: str, version: int, trained_on: int, steps: int) -> Edition:
-        """Writes a drafter for this target, higher in version than any before; the oldest go."""
+    def add(self, drafter: Drafter, version: int, provenance: Mapping[str, str]) -> Edition:
+        """Writes a drafter, higher in version than any before; the oldest go.
+
+        Args:
+            provenance: of its weights: trained_on and steps, and whatever else is known.
+        """
         folder = self._folder / f"drafter-{version:08}"
-        facts = {"version": version, "trained_on": trained_on, "steps": steps}
-        drafter.export(folder, {"target": target} | {name: str(value) for name, value in facts.items()})
+        drafter.export(folder, {**provenance, "version": str(version)})
         for old in self._folders()[:-KEPT]:
             shutil.rmtree(old)
-        return Edition(version, trained_on, steps, folder)
-
-    def copy(self, out: Path) -> Edition:
-        """Copies the newest to a folder.
-
-        Raises:
-            ConfigError: there is none, or `out` exists.
-        """
-        if (edition := self.newest()) is None:
-            raise ConfigError(f"{self._folder}: no drafter was published here yet")
-        if out.exists():
-            raise ConfigError(f"{out}: exists. Remove it, or name another folder")
-        shutil.copytree(edition.folder, out)
-        return edition
+        return _edition(folder)
 
     def network(self, version: int) -> Network | None:
         """What a server that has this version in force drafts with; None where it is not kept, or was never ours."""
@@ -88,6 +77,14 @@ class Published:
 
     def _folders(self) -> list[Path]:
         return sorted(self._folder.glob("drafter-*"))
+
+
+def _edition(folder: Path) -> Edition:
+    try:
+        said = _metadata(folder)
+        return Edition(int(said["version"]), int(said["trained_on"]), int(said["steps"]), folder)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ConfigError(f"{folder}: damaged ({error}). Remove it") from error
 
 
 def _metadata(folder: Path) -> dict[str, str]:

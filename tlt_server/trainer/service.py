@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 import torch
 
 from tlt_server.errors import ConfigError
+from tlt_server.results import git_revision
 from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.chains import Frozen
 from tlt_server.trainer.checkpoint import Checkpoints
@@ -73,6 +74,7 @@ class Service:
         self._learnt = 0
         self._rate = 0.0
         self._loss: float | None = None
+        self._revision = git_revision()
         self._state = "waiting for a server"
         self.status = self._status()
 
@@ -177,10 +179,7 @@ class Service:
     def _publish(self, reason: str) -> None:
         parts = self._parts
         version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
-        trained_on = parts.servers.targets.count_of(parts.trainer.frozen.version)
-        self._edition = parts.published.add(
-            parts.drafter, self._config.target, version, trained_on, parts.trainer.steps
-        )
+        self._edition = parts.published.add(parts.drafter, version, self._provenance())
         self._published_for = parts.trainer.frozen.version
         self._send(self._edition)
         log.info("drafter %d is published: %s", version, reason)
@@ -190,8 +189,18 @@ class Service:
 
     def _save(self) -> None:
         if (steps := self._parts.trainer.steps) > self._saved:
-            self._parts.checkpoints.save(steps, *self._parts.trainer.state())
+            tensors, facts = self._parts.trainer.state()
+            facts |= {"config": self._parts.drafter.config, "provenance": self._provenance()}
+            self._parts.checkpoints.save(steps, tensors, facts)
             self._saved = steps
+
+    def _provenance(self) -> dict[str, str]:
+        """Where the drafter's weights come from. trained_on: target version, as the servers count."""
+        trainer = self._parts.trainer
+        trained_on = self._parts.servers.targets.count_of(trainer.frozen.version)
+        numbers = {"trained_on": trained_on, "steps": trainer.steps, "tokens": trainer.tokens}
+        facts = {"target": self._config.target, "revision": self._revision}
+        return facts | {name: str(number) for name, number in numbers.items()}
 
     def _status(self) -> Status:
         parts, verdict = self._parts, self._parts.judge.last
