@@ -10,7 +10,7 @@ from tests.trainer.models import FOLDERS, config, embedded, frozen, one_chain, r
 from tlt_server.demo.checkpoint import load_drafter
 from tlt_server.demo.drafter import draft_chains
 from tlt_server.trainer import losses
-from tlt_server.trainer.chains import draft
+from tlt_server.trainer.chains import draft, drafter_logits, target_law
 from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective, cross_entropy, loss, smooth_l1, total_variation
 from tlt_server.trainer.network import Network, network
 from tlt_server.trainer.packing import Run, join
@@ -96,6 +96,26 @@ def test_all_of_a_drafter_learns_and_nothing_of_its_target(narrow: Network) -> N
     loss(narrow, frozen(), join([run_of(torch.arange(2, 12), 0, "eagle3")]), EAGLE3).backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in narrow.parameters())
     assert frozen().head.grad is frozen().embedding.grad is None
+
+
+@pytest.mark.parametrize("name", ["whole", "narrow"])
+def test_gradients_are_those_of_all_rows_at_once(name: str, narrow: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "ROWS", 4)  # several portions, the last not full
+    drafter, kind, objective = (narrow, "eagle3", TV) if name == "narrow" else (embedded("eagle"), "eagle", HASS)
+    pack = join([run_of(torch.arange(2, length), prompt=2, kind=kind) for length in (12, 20)])
+    wanted = torch.zeros(())
+    for step in draft(drafter, frozen(), pack, objective.steps):
+        reads, finals = step.reads[step.counts], pack.finals[step.at[step.counts]]
+        law = target_law(frozen(), finals)
+        law = law if drafter.draft_tokens is None else law[:, drafter.draft_tokens]
+        token = losses.TOKEN_LOSSES[objective.token_loss](drafter_logits(drafter, frozen(), reads), law)
+        values = objective.token * token + objective.state * smooth_l1(reads, finals)
+        wanted = wanted + values.mean() / objective.steps
+    weights = list(drafter.parameters())
+    value = loss(drafter, frozen(), pack, objective)
+    torch.testing.assert_close(value, wanted)
+    for got, gradient in zip(*(torch.autograd.grad(x, weights) for x in (value, wanted)), strict=True):
+        torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
