@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.models import embedded, frozen, run_of
-from tlt_server.trainer.attention import Base, ChainAttention, by_sequence, flex
+from tlt_server.trainer.attention import Base, ChainAttention, by_sequence, by_sequence_one_step, flex
 from tlt_server.trainer.chains import draft
-from tlt_server.trainer.losses import EAGLE3, HASS, Objective, loss, step_means
+from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective, loss, step_means
 from tlt_server.trainer.packing import Run, join, pack, plan, split
 
 CPU = torch.device("cpu")
@@ -49,6 +49,13 @@ def test_chain_attention_is_a_masked_softmax_over_all_steps(make: type[Base]) ->
         torch.testing.assert_close(attend(query, key, value), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_attention_of_one_step_is_that_of_the_first_step() -> None:
+    bounds, (query, key, value) = [(0, 5), (5, 6), (6, 13)], heads(13, seed=0)
+    mixed, denominators = by_sequence_one_step(bounds)(query, key, value)
+    torch.testing.assert_close(mixed, by_sequence(bounds)(query, key, value)[0])
+    assert denominators.numel() == 0
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_steps_of_packed_chains_are_those_of_each_run_alone(kind: str) -> None:
     drafter, several = embedded(kind), runs(kind)
@@ -63,7 +70,7 @@ def test_steps_of_packed_chains_are_those_of_each_run_alone(kind: str) -> None:
         torch.testing.assert_close(packed.reads[counts], reads[counts], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "objective"), [("eagle", HASS), ("eagle3", EAGLE3)])
+@pytest.mark.parametrize(("kind", "objective"), [("eagle", EAGLE), ("eagle", HASS), ("eagle3", EAGLE3)])
 def test_packed_loss_and_gradients_are_those_of_runs_alone(kind: str, objective: Objective) -> None:
     drafter, several = embedded(kind), runs(kind)
     packed = loss(drafter, frozen(), join(several, fill=40), objective)
@@ -116,6 +123,14 @@ def test_a_split_run_keeps_every_entry_once(length: int, budget: int) -> None:
     assert joined.positions.tolist() == [3 + k for k in range(length - 1)]
     assert joined.states[:, 0].tolist() == list(range(length - 1))
     assert joined.tokens.tolist() == joined.finals[:, 0].tolist() == list(range(1, length))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_pack_is_all_on_its_device(kind: str) -> None:
+    (one,) = pack(runs(kind), 64, torch.device("meta"))
+    tensors = [value for value in vars(one).values() if isinstance(value, Tensor)]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert [len(tensor) for tensor in tensors] == [sum(LENGTHS) - len(LENGTHS)] * 6
 
 
 def test_chains_begin_where_a_server_drafts() -> None:

@@ -46,7 +46,7 @@ def autocast(device: torch.device) -> torch.autocast:
 
 def draft(network: Network, frozen: Frozen, pack: Pack, steps: int) -> Iterator[Step]:
     """Each step of the chains in turn; `reads` at rows that do not count means nothing."""
-    attend, state = ChainAttention(pack.attention()), network.mix(pack.states.float())
+    attend, state = ChainAttention(pack.attention(steps)), network.mix(pack.states.float())
     for step in range(steps):
         at, counts = pack.ahead(step)
         embeds = F.embedding(pack.tokens[at], frozen.embedding).float()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tlt_server.trainer.attention import Base, by_sequence, flex
+from tlt_server.trainer.attention import Base, by_sequence, by_sequence_one_step, flex
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Run:
     @property
     def entries(self) -> int:
         return len(self.tokens) - 1
+
+    def to(self, device: torch.device) -> "Run":
+        tokens, states, finals = (each.to(device) for each in (self.tokens, self.states, self.finals))
+        return replace(self, tokens=tokens, states=states, finals=finals)
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class Pack:
         tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self) if field.name != "bounds"}
         return replace(self, **tensors)
 
-    def attention(self) -> Base:
-        """Causal within each run: the kernel for the device that the pack is on."""
-        return flex(self.last) if self.tokens.is_cuda else by_sequence(self.bounds)
+    def attention(self, steps: int) -> Base:
+        """Causal within each run, for chains of so many steps: the kernel for the device that the pack is on."""
+        if self.tokens.is_cuda:
+            return flex(self.last)
+        return by_sequence_one_step(self.bounds) if steps == 1 else by_sequence(self.bounds)
 
 
 def plan(sizes: Sequence[int], budget: int) -> list[list[int]]:
@@ -103,9 +109,10 @@ def split(run: Run, budget: int) -> list[Run]:
 def pack(runs: Iterable[Run], budget: int, device: torch.device) -> list[Pack]:
     """All entries of `runs` in packs of at most `budget`.
 
-    On a GPU each is filled up to the budget with an empty run, because a kernel is compiled for every length.
+    On a GPU each is filled up to the budget with an empty run, because a kernel is compiled for every length. It is put
+    together there, too: states are large, and a host would copy them twice.
     """
-    parts = [part for run in runs for part in split(run, budget)]
+    parts = [part for run in runs for part in split(run.to(device), budget)]
     fill = budget if device.type == "cuda" else 0
     return [
         join([parts[index] for index in chosen], fill).to(device) for chosen in plan([r.entries for r in parts], budget)
