@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks import tables
 from benchmarks.profiling import breakdown
 from benchmarks.reload import shown
+from benchmarks.training import shown as training
 from tlt_server import results
 from tlt_server.demo.run import as_text
 from tlt_server.errors import ConfigError
@@ -30,6 +31,8 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "swap_cpu": (shown.swap, ["swap.cpu2"]),
     "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
+    "trainer": (training.trainer, ["trainer.h200"]),
+    "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""
 PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu")
