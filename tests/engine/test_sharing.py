@@ -1,5 +1,6 @@
 """What drafters share with the target, written beside the decode loop: of one version, or refused."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -18,6 +19,10 @@ def publications() -> Publications:
     return Publications("default", 0.0, time.monotonic, lambda _: None)
 
 
+def held(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.iterdir() for name, tensor in load_file(file).items()}
+
+
 def when_done(sharing: Sharing, path: Path) -> SharedTarget:
     while (shared := sharing.share(str(path))) is None:
         time.sleep(0.001)
@@ -34,8 +39,7 @@ def test_the_file_holds_what_the_model_has(
     publications.wrote("step 1")
     publications.flushed()
     assert when_done(sharing, tmp_path / "a") == SharedTarget(1, str(tmp_path / "a"))
-    (file,) = (tmp_path / "a").iterdir()
-    written = load_file(file)
+    written = held(tmp_path / "a")
     assert torch.equal(written.pop("model.embed_tokens.weight"), embedding)
     assert torch.equal(written.pop("lm_head.weight"), head) if not is_tied else not written
 
@@ -60,3 +64,26 @@ def test_a_folder_that_cannot_be_written_is_refused(publications: Publications, 
     (tmp_path / "file").touch()
     with pytest.raises(UpdateRefused, match="file/a"):
         when_done(Sharing(lambda: (weight, weight), publications), tmp_path / "file" / "a")
+
+
+def test_what_has_not_changed_is_not_written_again(publications: Publications, tmp_path: Path) -> None:
+    embedding, head = torch.randn(2, 50, 5)
+    sharing = Sharing(lambda: (embedding, head), publications)
+    when_done(sharing, tmp_path / "a")
+    before = {file.name: file.stat() for file in (tmp_path / "a").iterdir()}
+    head[7, 3] += 1e-3
+    when_done(sharing, tmp_path / "b")
+    after = {file.name: file.stat() for file in (tmp_path / "b").iterdir()}
+    assert not (tmp_path / "a").exists()
+    name = "model.embed_tokens.weight.safetensors"
+    assert (after[name].st_ino, after[name].st_mtime_ns) == (before[name].st_ino, before[name].st_mtime_ns)
+    assert torch.equal(held(tmp_path / "b")["lm_head.weight"], head)
+
+
+def test_a_folder_that_somebody_removed_is_written_whole(publications: Publications, tmp_path: Path) -> None:
+    embedding, head = torch.randn(2, 50, 5)
+    sharing = Sharing(lambda: (embedding, head), publications)
+    when_done(sharing, tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    when_done(sharing, tmp_path / "b")
+    assert held(tmp_path / "b").keys() == {"model.embed_tokens.weight", "lm_head.weight"}

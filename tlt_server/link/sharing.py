@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,10 @@ from tlt_server.wire.messages import Notice, TargetShared
 log = logging.getLogger(__name__)
 
 PATTERN = "target-*"
+
+REST = 4.0
+"""Times as long as sharing took, until it may begin again, so that it takes a fifth of the time at most; more, and the
+trainer would wait for it longer. What was published meanwhile is skipped, but for the last."""
 
 
 class Sharing:
@@ -41,21 +46,24 @@ class Sharing:
 
     async def run(self) -> None:
         """Until it is cancelled; leaves nothing behind."""
+        self._clear()  # an earlier life's
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
                 if self._is_wanted and not self._is_current:
                     self._is_current = True
+                    began = time.monotonic()
                     await self._share()
+                    await asyncio.sleep(REST * (time.monotonic() - began))
         finally:
             self._clear()
 
     async def _share(self) -> None:
-        self._clear()  # the trainer that reads it goes on reading; there may be no room for two
         try:
             shared = await self._client.share_target(str(self._folder / f"target-{next(self._numbers)}"))
         except TltClientError as error:
+            self._clear()
             log.warning("the trainer gets no embedding and head of this target: %s", error)
             return
         self._tell(TargetShared(target_version=shared.target_version, path=shared.path))
