@@ -170,7 +170,7 @@ class Server(Outlet):
 class Running:
     """A trainer's process. control, features: where it listens."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
+    def __init__(self, folder: Path, settings: str = "", judged_every: int = 5) -> None:
         control, self.port = free_port(), free_port()
         self.control, self.features = (f"tcp://127.0.0.1:{port}" for port in (control, control + 1))
         self.folder, self._file = folder, folder / "train.toml"
@@ -178,7 +178,8 @@ class Running:
         self._file.write_text(
             f'folder = "{folder}"\nlisten = "{self.control}"\nport = {self.port}\n'
             f"entries = 512\nheld_out = 0.2\ncheckpoint_every = 5\n{settings}\n"
-            "[optimizer]\nrate = 4e-3\nwarmup = 10\n[gate]\nevery = 5\n"
+            "[optimizer]\nrate = 4e-3\nwarmup = 10\n[policy]\nfloor = 1.0\n"
+            f"[gate]\nevery = {judged_every}\n"
         )
 
     @contextlib.contextmanager

@@ -48,6 +48,20 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
         assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
 
 
+def test_a_new_target_is_trained_and_judged_for_at_once(tmp_path: Path) -> None:
+    trainer = Running(tmp_path / "trainer", judged_every=10**6)
+    with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
+        until(lambda: trainer.status().get("frozen") == 0, "the first target is not followed")
+        server.push(range(40))
+        until(lambda: server.arrived, "nothing was published for the first target")
+        server.publish()
+        server.share()
+        until(lambda: trainer.status()["frozen"] == 1, "the second target is not followed")
+        server.push(range(40, 80))
+        until(lambda: server.arrived[-1].trained_on == 1, "nothing was published for the second target")
+        trainer.end(process)
+
+
 def _no_step_for_a_target_without_its_head(trainer: Running, server: Server) -> None:
     server.publish()
     until(lambda: trainer.status()["state"] == "waiting for the target's embedding and head", "it goes on")

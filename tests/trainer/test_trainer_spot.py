@@ -156,6 +156,7 @@ def _check(
         (3.001, 3.0, False, 100, True),
         (3.031, 3.0, False, 10, True),
         (1.5, 1.0, False, 0, True),
+        (1.19, 1.0, True, 9999, False),
     ],
 )
 def test_policy(candidate: float, live: float, moved: bool, steps: int, published: bool) -> None:

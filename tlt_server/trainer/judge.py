@@ -55,7 +55,7 @@ class Judge:
                 for each in (trainer.network, self._network(in_force))
             )
         except ValueError as error:
-            log.info("the drafter cannot be judged yet: %s", error)
+            log.debug("the drafter cannot be judged yet: %s", error)
             return None
         self.last = Verdict(candidate, live)
         return self.last

@@ -11,10 +11,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     margin: share by which the expected accept length must grow; smaller differences are noise, or not worth a swap.
     every: training steps since the last publication of the drafter after which any gain is enough.
+    floor: expected accept length that a drafter must reach at all; one below makes no rollout faster, and a server's
+        watchdog would switch speculation off again.
     """
 
     margin: Annotated[float, Meta(ge=0)] = 0.01
     every: Annotated[int, Meta(ge=1)] = 1000
+    floor: Annotated[float, Meta(ge=1)] = 1.2
 
     def reason(self, candidate: float, live: float, *, target_moved: bool, steps: int) -> str | None:
         """Why to publish now, or None to go on training. A drafter that is not better is never published.
@@ -25,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             target_moved: the target was published since a drafter last was.
             steps: of training since a drafter was last published.
         """
-        if not candidate > live:  # so that one that diverged, whose length is not a number, stays here
+        if not candidate > live or candidate < self.floor:  # so that one that diverged, which is NaN, stays here
             return None
         gain = f"accept length {live:.3f} -> {candidate:.3f}"
         if candidate >= live * (1 + self.margin):

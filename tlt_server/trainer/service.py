@@ -69,7 +69,7 @@ class Service:
     def __init__(self, parts: Parts, is_over: Callable[[], bool]) -> None:
         self._parts, self._config, self._is_over = parts, parts.config, is_over
         self._edition: Edition | None = parts.published.newest()
-        self._published_for = -1
+        self._published_for = self._judged_for = -1
         self._saved = parts.trainer.steps
         self._learnt = 0
         self._rate = 0.0
@@ -154,7 +154,8 @@ class Service:
         entries = sum(run.entries for run in runs)
         self._learnt += entries
         self._note(metrics, entries / (time.monotonic() - began))
-        if metrics.step % self._config.gate.every == 0:
+        is_new = parts.trainer.frozen.version > self._judged_for  # at once, for the drafter in force has gone stale
+        if is_new or metrics.step % self._config.gate.every == 0:
             self._judge()
         if metrics.step % self._config.checkpoint_every == 0:
             self._save()
@@ -171,6 +172,7 @@ class Service:
         verdict = parts.judge.compare(parts.trainer, parts.buffer.held_out(), parts.servers.drafter)
         if verdict is None:
             return
+        self._judged_for = parts.trainer.frozen.version
         steps = parts.trainer.steps - (self._edition.steps if self._edition else 0)
         moved = parts.trainer.frozen.version > self._published_for
         if reason := self._config.policy.reason(verdict.candidate, verdict.live, target_moved=moved, steps=steps):
