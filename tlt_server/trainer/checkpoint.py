@@ -6,6 +6,10 @@
 
 Whatever else a kill leaves is removed at the next start.
 
+The features in memory are not saved, and there is no place in a data set to come back to: they are gigabytes, of two
+versions of the target at most, and servers send as many anew within minutes. Until then a trainer that was restarted
+waits, so that no feature is learnt from more often for it; the servers go on with the drafter that they have.
+
 Training waits while tensors are copied to host memory; a thread writes them, and each save waits for the one before.
 """
 
