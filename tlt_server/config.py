@@ -6,6 +6,7 @@ patched SGLang behaves as upstream's.
 """
 
 import os
+import socket
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -68,6 +69,7 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The drafter trainer that the server follows.
 
     address: where it listens, `tcp://HOST:PORT` or `ipc://PATH`.
+    features: where it listens for features; None: the port after that one, or its path with `.features` after it.
     server: what it knows this server as; None: HOST:PORT, by the machine's name.
     folder: where drafters arrive, this server's alone; two must fit. None: in memory if they fit there, else on disk.
     key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
@@ -75,6 +77,7 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     address: str
+    features: str | None = None
     server: str | None = None
     folder: str | None = None
     key: str | None = None
@@ -83,6 +86,42 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if (self.key is None) != (self.trainer_key is None):
             raise ConfigError("trainer: key and trainer_key belong together, give both or neither")
+
+    @property
+    def features_address(self) -> str:
+        """Where features go."""
+        return self.features or beside(self.address)
+
+    def name_of(self, port: int) -> str:
+        """What the trainer knows a server on this port of this machine as."""
+        return self.server or f"{socket.gethostname()}:{port}"
+
+
+def beside(control: str) -> str:
+    """Where a trainer listens for features that says only where it listens for all else.
+
+    Raises:
+        ConfigError: there is no port to count on from.
+    """
+    if control.startswith("ipc://"):
+        return f"{control}.features"
+    place, _, port = control.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"link {control}: no port to count on from. Name an address for features, too")
+    return f"{place}:{int(port) + 1}"
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the drafter trainer is sent of the target's hidden states.
+
+    on: whether it is sent any.
+    budget_mb_s: megabytes a second at most, on average, of each replica.
+    share: of the requests that may be among those.
+    """
+
+    on: bool = True
+    budget_mb_s: Annotated[float, msgspec.Meta(gt=0)] = 100.0
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
 class Watchfulness(StrEnum):
@@ -107,6 +146,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
     trainer: the drafter trainer to follow; None: drafters come over HTTP alone.
+    features: what it is sent to learn from.
     watchdog: what it does about a drafter that is plainly worse than the one before.
     accept_length_floor: the accept length below which speculation is not worth its while, whatever was before.
     step_log: a file that gets a line for every settled step (engine/steplog.py), for measurements; None: no file.
@@ -118,6 +158,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     trainer: Trainer | None = None
+    features: Features = Features()
     watchdog: Watchfulness = Watchfulness.ARMED
     accept_length_floor: Annotated[float, msgspec.Meta(gt=1)] = 1.2
     step_log: str | None = None
@@ -126,6 +167,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def begins_untrained(self) -> bool:
         """Whether the drafter of the start has learnt nothing: no step may draft until another is in force."""
         return self.drafter == AUTO and self.speculation
+
+    @property
+    def taps(self) -> bool:
+        """Whether anybody is sent features."""
+        return self.trainer is not None and self.features.on
 
     def to_environment(self) -> None:
         """Hands the config to every process that is started from here on, and wakes the seams in this one."""

@@ -8,7 +8,7 @@ included, is derived from them when somebody scrapes, so that a metric more cost
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is imported: not before SGLang has chosen
     from prometheus_client import Counter, Gauge, Histogram
@@ -65,6 +65,13 @@ ALARMS = Named(
 )
 RECOVERY_SECONDS = Named(
     "tlt_drafter_recovery_seconds", "Seconds that a drafter was in force before it was rolled back"
+)
+
+FEATURES_SENT = Named("tlt_features_sent", "Tokens whose hidden states were sent to the drafter trainer")
+FEATURES_SENT_BYTES = Named("tlt_features_sent_bytes", "Bytes of features sent to the drafter trainer")
+FEATURES_DROPPED = Named(
+    "tlt_features_dropped",
+    "Tokens whose hidden states were not sent, by reason: no_room where they wait, no_trainer that reads them",
 )
 
 
@@ -219,3 +226,27 @@ def show_watch(accept_length: float | None, baseline: float | None, speculating:
     gauges[SPECULATING.name].set(speculating)
     gauges[WATCHED_LENGTH.name].set(math.nan if accept_length is None else accept_length)
     gauges[BASELINE_LENGTH.name].set(math.nan if baseline is None else baseline)
+
+
+@cache
+def _feature_counters() -> "tuple[Counter, Counter, Counter]":
+    """Tokens sent, their bytes, tokens dropped; zeros before the first one is."""
+    from prometheus_client import Counter
+
+    dropped = Counter(FEATURES_DROPPED.name, FEATURES_DROPPED.help, ["reason"])
+    for reason in ("no_room", "no_trainer"):
+        dropped.labels(reason)
+    sent = Counter(FEATURES_SENT.name, FEATURES_SENT.help)
+    return sent, Counter(FEATURES_SENT_BYTES.name, FEATURES_SENT_BYTES.help), dropped
+
+
+def count_features_sent(tokens: int, nbytes: int) -> None:
+    """Counts one message of features."""
+    sent, sent_bytes, _ = _feature_counters()
+    sent.inc(tokens)
+    sent_bytes.inc(nbytes)
+
+
+def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]) -> None:
+    """Counts tokens whose features are lost."""
+    _feature_counters()[2].labels(reason).inc(tokens)

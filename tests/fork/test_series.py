@@ -28,8 +28,9 @@ def test_it_is_the_series_of_this_repository() -> None:
 
 def test_the_series_stays_small() -> None:
     lines = [line for patch in SERIES.patches for line in changed_lines(patch)]
-    # Verification on all devices took 51; hot reload needs seams in the scheduler, its messages and its weight updater.
-    assert 0 < len(lines) <= 90
+    # Verification on all devices took 51; hot reload needs seams in the scheduler, its messages and its weight updater;
+    # features need EAGLE-3's final hidden states, which upstream drops in one place and leaves out in two that copy.
+    assert 0 < len(lines) <= 120
     assert [line for line in lines if len(line) > 100] == []
 
 

@@ -30,8 +30,8 @@ def stamping_launched(scheduler: Any) -> Iterator[None]:
 
 
 def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
-    """Notes for each live request of a result who sampled its tokens, before they are appended to it; and tells the
-    drafter, on every rank, what was accepted of its drafts.
+    """Notes for each live request of a result who sampled its tokens, before they are appended to it, and whose its
+    features are; and tells the drafter, on every rank, what was accepted of its drafts.
 
     Args:
         scheduler: upstream's.
@@ -52,6 +52,8 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
             _credit(req, count, stamp)
             if plain:
                 _discount_pass(req)
+    if (tapped := getattr(result, "tapped", None)) is not None:
+        tapped.credit(live, stamp)
     if state.step_log is not None:
         tokens = {req.rid: count for req, count in live}
         state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens)

@@ -27,6 +27,8 @@ from sglang.srt.speculative.spec_utils import (
     record_stream_for_v2_verify,
 )
 
+from tlt_server.config import ServerConfig
+
 
 class PlainSteps:
     """The plain decode steps of an EAGLE worker whose pools and attention backends are ready.
@@ -39,6 +41,8 @@ class PlainSteps:
         self._worker = worker
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
+        if ServerConfig.from_environment().taps:
+            runner.server_args = _with_states(runner.server_args)
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()
@@ -106,6 +110,13 @@ class PlainSteps:
         for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
             pool.get_key_buffer(layer)[places] = 0
             pool.get_value_buffer(layer)[places] = 0
+
+
+def _with_states(server_args: Any) -> Any:
+    """Settings of a runner whose passes, and their CUDA graphs, hand out all hidden states."""
+    view = copy.copy(server_args)
+    object.__setattr__(view, "return_hidden_states_mode", "full")  # assigning is refused once a server has started
+    return view
 
 
 def _one_node(batch: Any) -> EagleVerifyInput:

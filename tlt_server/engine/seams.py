@@ -24,6 +24,7 @@ from tlt_server.engine.cpu import (
     install,
 )
 from tlt_server.engine.crediting import credit_tokens
+from tlt_server.engine.finals import keeps_last_states
 from tlt_server.engine.verify import (
     ends_before_limit,
     filter_target_probs,
@@ -49,7 +50,9 @@ __all__ = [
     "filter_target_probs",
     "forbid_early_stop",
     "install",
+    "keeps_last_states",
     "sample_filtered",
+    "send_features",
     "weight_updater_class",
 ]
 
@@ -76,6 +79,13 @@ def eagle_worker_class() -> type:
     from tlt_server.engine.worker import EagleWorker
 
     return EagleWorker
+
+
+def send_features(result: Any) -> None:
+    """What a step has computed of the target's states, to who learns from them."""
+    from tlt_server.engine.tap import send_features
+
+    send_features(result)
 
 
 def dispatch(scheduler: Any, recv_req: Any) -> Any:

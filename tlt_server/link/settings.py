@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from tlt_server.config import Trainer
 from tlt_server.errors import ConfigError
 from tlt_server.wire.messages import READS_TO_SERVER, ModelIdentity
 from tlt_server.wire.receiver import lock_folder
-from tlt_server.wire.sockets import CurveKeys, Link
+from tlt_server.wire.sockets import CurveKeys, Link, Outlet
 
 MEMORY = Path("/dev/shm")
 DRAFTERS_KEPT = 3
@@ -54,10 +53,11 @@ def settle(
         ConfigError: the address, a key or the folder cannot be used.
     """
     place = urlsplit(url).netloc
-    name = trainer.server or f"{socket.gethostname()}:{urlsplit(url).port}"
+    name = trainer.name_of(urlsplit(url).port or 0)
     curve = CurveKeys(Path(trainer.key), Path(trainer.trainer_key)) if trainer.key and trainer.trainer_key else None
     folder = Path(trainer.folder) if trainer.folder else _folder_for(place, drafter)
     Link(trainer.address, READS_TO_SERVER, name, curve).close()
+    Outlet(trainer.features_address, curve).close()
     os.close(lock_folder(folder))
     with contextlib.suppress(OSError):  # what was left there is for the receiver
         folder.rmdir()

@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,10 @@ log = logging.getLogger(__name__)
 HIGH_WATER_MARK = 4 * MAX_CHUNKS_WANTED
 
 FEATURES_WAITING = 64
-"""Messages of features that wait for a trainer that is in the middle of a step, about 1 MiB each."""
+"""Messages of features that wait for a trainer that is in the middle of a step, a few MiB each."""
+
+FEATURES_UNSENT = 4
+"""Of those, on the server's side."""
 
 MAX_FEATURES_BYTES = 64 << 20
 """Of a message's largest frame."""
@@ -82,7 +86,7 @@ class Link:
         try:
             self._configure(name)
             if curve is not None:
-                _secure(self._socket, self._authenticator, curve, binds=self._binds)
+                _secure(self._socket, curve, self._authenticator if self._binds else None)
             (self._socket.bind if self._binds else self._socket.connect)(address)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
@@ -177,7 +181,7 @@ class Inlet:
         self._socket.rcvhwm, self._socket.maxmsgsize = FEATURES_WAITING, MAX_FEATURES_BYTES
         try:
             if curve is not None:
-                _secure(self._socket, self._authenticator, curve, binds=True)
+                _secure(self._socket, curve, self._authenticator)
             self._socket.bind(address)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
@@ -205,12 +209,51 @@ class Inlet:
         self._context.term()
 
 
-def _secure(socket: "zmq.Socket[bytes]", authenticator: ThreadAuthenticator, curve: CurveKeys, *, binds: bool) -> None:
+class Outlet:
+    """A server's end of the features link, for one thread.
+
+    Args:
+        address: of the trainer's `Inlet`, as for `Link`.
+
+    Raises:
+        ConfigError: the address or a key cannot be used.
+    """
+
+    def __init__(self, address: str, curve: CurveKeys | None = None) -> None:
+        _check_address(address, curve)
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        self._socket.sndhwm, self._socket.linger = FEATURES_UNSENT, 0
+        self._socket.immediate = True  # while nobody listens, sending fails; else it would queue what is stale by then
+        self._socket.reconnect_ivl_max = 1000
+        try:
+            if curve is not None:
+                _secure(self._socket, curve)
+            self._socket.connect(address)
+        except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
+            self.close()
+            raise ConfigError(f"link {address}: {error}") from error
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Sends without blocking and without a copy; False if the trainer is away, or does not read."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _secure(socket: "zmq.Socket[bytes]", curve: CurveKeys, authenticator: ThreadAuthenticator | None = None) -> None:
+    """authenticator: of a side that binds."""
     socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
     if secret is None:
         raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
     socket.curve_secretkey = secret
-    if not binds:
+    if authenticator is None:
         socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
         return
     if not zmq.auth.load_certificates(curve.peers):

@@ -1,0 +1,81 @@
+"""The trainer's end of the features link: keeps what servers send, by request and position."""
+
+import threading
+import time
+from typing import NamedTuple
+
+import torch
+
+from tlt_server.demo.reference import Reference
+from tlt_server.wire.features import FeatureBatch, FeatureHeader
+from tlt_server.wire.sockets import Inlet
+
+
+class Row(NamedTuple):
+    """Of one position. finals: None where they are the states."""
+
+    token: int
+    hidden: torch.Tensor
+    finals: torch.Tensor | None
+    target_version: int
+    partial: bool
+
+
+class Learner:
+    """Inside a `with`, it listens. rows: as they came, by rid and position; headers: of all messages."""
+
+    def __init__(self, address: str) -> None:
+        self.rows: dict[str, dict[int, list[Row]]] = {}
+        self.groups: dict[str, int] = {}
+        self.headers: list[FeatureHeader] = []
+        self._inlet = Inlet(address)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+
+    def of(self, rid: str, positions: set[int], seconds: float = 10) -> dict[int, list[Row]]:
+        """What came of a request; waited for until these positions have."""
+        deadline = time.monotonic() + seconds
+        while not positions <= self.rows.get(rid, {}).keys() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.rows.get(rid, {})
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            self._inlet.wait(0.05)
+            if (frames := self._inlet.receive()) is not None:
+                self._keep(FeatureBatch.decode(frames))
+        self._inlet.close()
+
+    def _keep(self, batch: FeatureBatch) -> None:
+        header = batch.header
+        dtype = getattr(torch, header.dtype)
+        tokens = torch.frombuffer(bytearray(batch.tokens), dtype=torch.int32).tolist()
+        hidden = torch.frombuffer(bytearray(batch.hidden), dtype=dtype).view(-1, header.width)
+        finals = None
+        if header.kind == "eagle3":
+            finals = torch.frombuffer(bytearray(batch.finals), dtype=dtype).view(-1, header.model.hidden_size)
+        at = 0
+        for rows in header.rows:
+            self.groups[rows.rid] = rows.group
+            places = self.rows.setdefault(rows.rid, {})
+            for position in range(rows.start, rows.start + rows.count):
+                final = None if finals is None else finals[at]
+                row = Row(tokens[at], hidden[at], final, rows.target_version, rows.partial)
+                places.setdefault(position, []).append(row)
+                at += 1
+        self.headers.append(header)
+
+    def __enter__(self) -> "Learner":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@torch.no_grad()
+def states(reference: Reference, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """By transformers, of each position: [n, H] final states, and [n, 3H] what layers 0, 1 and 2 put out."""
+    found = reference.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return found[-1][0], torch.cat([found[layer + 1][0] for layer in (0, 1, 2)], dim=-1)

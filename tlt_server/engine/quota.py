@@ -1,0 +1,119 @@
+"""Which requests are followed: features of some, without holes, rather than scraps of all.
+
+A response's length is not known when it begins, so long ones are favoured as they show: once a second the budget is
+compared with what following a request costs; where it is too small, those followed requests that are shortest so far
+are given up for good, and where there is room, the longest that was not followed yet is, from there on. So the states
+of a request are of one run of positions. In a batch that drains, most of what is followed is its long tail.
+
+Pure: the clock is an argument.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+EVERY = 1.0
+"""Seconds between two looks at the budget."""
+FIRST_TOKENS_PER_S = 100
+"""Of a request, as long as nobody has measured it."""
+LOOSE = 0.9
+"""Share of what the budget allows up to which others are taken on: rates vary, and who is given up is lost."""
+
+
+class Standing(Enum):
+    """WAITING: may be followed yet. OVER: given up, or never to be."""
+
+    WAITING = auto()
+    FOLLOWED = auto()
+    OVER = auto()
+
+
+@dataclass(slots=True)
+class Follow:
+    """What is known of one request."""
+
+    standing: Standing = Standing.WAITING
+
+    @property
+    def on(self) -> bool:
+        return self.standing is Standing.FOLLOWED
+
+
+class Quota:
+    """Decides, for one replica.
+
+    budget: bytes a second, on average. share: of requests that may be followed. row_bytes: of one token's features.
+    clock: monotonic seconds.
+    """
+
+    def __init__(self, budget: float, share: float, row_bytes: int, clock: Callable[[], float]) -> None:
+        self._budget, self._share, self._clock = budget, share, clock
+        self._rate = float(FIRST_TOKENS_PER_S * row_bytes)  # bytes a second of one followed request
+        self._followed = 0
+        self._debt, self._paid = 0.0, clock()  # bytes of prompts, paid off with half of the budget
+        self._begin()
+
+    def admit(self, rid: str) -> Follow:
+        """A request begins."""
+        if zlib.crc32(rid.encode()) >= self._share * 2**32:
+            return Follow(Standing.OVER)
+        self._pay()
+        if self._debt < self._budget and (self._followed + 1) * self._rate <= self._room:
+            self._followed += 1
+            return Follow(Standing.FOLLOWED)
+        return Follow()
+
+    def ended(self, follow: Follow) -> None:
+        """A request has ended."""
+        self._followed -= follow.on
+        follow.standing = Standing.OVER
+
+    def prompts(self, nbytes: int) -> None:
+        """So many bytes of prompts are on their way."""
+        self._pay()
+        self._debt += nbytes
+
+    def step(self, nbytes: int, running: Sequence[tuple[Follow, int]]) -> None:
+        """A decode step was settled.
+
+        Args:
+            nbytes: of its features.
+            running: the requests that it had and that go on, with their lengths.
+        """
+        self._nbytes += nbytes
+        self._steps += 1
+        self._request_steps += sum(follow.on for follow, _ in running)
+        elapsed = self._clock() - self._since
+        if elapsed < EVERY:
+            return
+        if elapsed < 2 * EVERY and self._nbytes and self._request_steps:  # else the server was idle in between
+            self._rate = self._nbytes / self._request_steps * self._steps / elapsed
+        self._weigh(running)
+        self._begin()
+
+    @property
+    def _room(self) -> float:
+        return self._budget / 2 if self._debt else self._budget
+
+    def _weigh(self, running: Sequence[tuple[Follow, int]]) -> None:
+        self._pay()
+        order = [follow for follow, _ in sorted(running, key=lambda each: each[1])]  # the shortest first
+        followed = [follow for follow in order if follow.on]
+        allowed = self._room / self._rate
+        surplus = max(len(followed) - int(allowed), 0)
+        for follow in followed[:surplus]:
+            follow.standing = Standing.OVER
+        waiting = [follow for follow in reversed(order) if follow.standing is Standing.WAITING]
+        taken_on = waiting[: max(int(LOOSE * allowed) - len(followed), 0)]
+        for follow in taken_on:
+            follow.standing = Standing.FOLLOWED
+        self._followed = len(followed) - surplus + len(taken_on)
+
+    def _pay(self) -> None:
+        now = self._clock()
+        self._debt = max(0.0, self._debt - self._budget / 2 * (now - self._paid))
+        self._paid = now
+
+    def _begin(self) -> None:
+        self._since, self._nbytes, self._steps, self._request_steps = self._clock(), 0, 0, 0
