@@ -4,7 +4,7 @@ They lie in one block of pinned memory, used in turn, so that no step pays for a
 block is full, there is no room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,6 +34,11 @@ class Rows(NamedTuple):
     row: int
 
 
+def tokens_of(rows: Iterable[Rows]) -> int:
+    """How many."""
+    return sum(len(each.tokens) for each in rows)
+
+
 class States(NamedTuple):
     """Of a step, where it ran. hidden: [n, W], what a drafter reads; finals: [n, H], None where they are the same."""
 
@@ -56,7 +61,7 @@ class Parcel:
 
     @property
     def tokens(self) -> int:
-        return sum(len(each.tokens) for each in self.rows)
+        return tokens_of(self.rows)
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +91,7 @@ class Parcels:
         Returns:
             None where there is no room.
         """
-        count = sum(len(each.tokens) for each in rows)
+        count = tokens_of(rows)
         places = [_aligned(count * each[0].nbytes) for each in states if each is not None]
         if (start := self._reserved(sum(places))) is None:
             return None
@@ -127,7 +132,7 @@ def _aligned(size: int) -> int:
 
 def cut(rows: Sequence[Rows], most: int) -> list[list[Rows]]:
     """The same rows in lists of at most so many tokens."""
-    if sum(len(each.tokens) for each in rows) <= most:  # a decode step's, nearly always
+    if tokens_of(rows) <= most:  # a decode step's, nearly always
         return [list(rows)] if rows else []
     lists: list[list[Rows]] = [[]]
     room = most

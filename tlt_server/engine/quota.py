@@ -74,29 +74,22 @@ class Quota:
         self._pay()
         self._debt += nbytes
 
-    def step(self, nbytes: int, running: Sequence[tuple[Follow, int]]) -> None:
-        """A decode step was settled.
+    def step(self, nbytes: int, requests: int) -> bool:
+        """A decode step was settled, with so many bytes of features, of so many requests; is it time to `weigh`?"""
+        self._nbytes += nbytes
+        self._request_steps += requests
+        self._steps += 1
+        return self._clock() - self._since >= EVERY
+
+    def weigh(self, running: Sequence[tuple[Follow, int]]) -> None:
+        """Looks at the budget.
 
         Args:
-            nbytes: of its features.
-            running: the requests that it had and that go on, with their lengths.
+            running: the requests of the last step that go on, with their lengths.
         """
-        self._nbytes += nbytes
-        self._steps += 1
-        self._request_steps += sum(follow.on for follow, _ in running)
         elapsed = self._clock() - self._since
-        if elapsed < EVERY:
-            return
-        if elapsed < 2 * EVERY and self._nbytes and self._request_steps:  # else the server was idle in between
-            self._rate = self._nbytes / self._request_steps * self._steps / elapsed
-        self._weigh(running)
-        self._begin()
-
-    @property
-    def _room(self) -> float:
-        return self._budget / 2 if self._debt else self._budget
-
-    def _weigh(self, running: Sequence[tuple[Follow, int]]) -> None:
+        if elapsed < 2 * EVERY and self._request_steps:  # else the server was idle in between
+            self._rate = max(self._nbytes, 1) / self._request_steps * self._steps / elapsed
         self._pay()
         order = [follow for follow, _ in sorted(running, key=lambda each: each[1])]  # the shortest first
         followed = [follow for follow in order if follow.on]
@@ -109,6 +102,11 @@ class Quota:
         for follow in taken_on:
             follow.standing = Standing.FOLLOWED
         self._followed = len(followed) - surplus + len(taken_on)
+        self._begin()
+
+    @property
+    def _room(self) -> float:
+        return self._budget / 2 if self._debt else self._budget
 
     def _pay(self) -> None:
         now = self._clock()

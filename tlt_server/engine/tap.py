@@ -14,17 +14,19 @@ radix cache are not computed, and not there. A request that was retracted is com
 import hashlib
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from tlt_server.config import ServerConfig
 from tlt_server.engine.courier import Courier
-from tlt_server.engine.parcels import PARCEL_BYTES, Parcels, Rows, States, cut
+from tlt_server.engine.parcels import PARCEL_BYTES, Parcels, Rows, States, cut, tokens_of
 from tlt_server.engine.quota import Follow, Quota, Standing
 from tlt_server.engine.state import Stamp
 from tlt_server.metrics import count_features_dropped
@@ -41,21 +43,25 @@ HEALTH_CHECK = "HEALTH_CHECK"
 """How upstream's own requests are named (srt/constants.py)."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Span:
-    """Of a followed request in a step. row: of its first state. start, count: None until a decode step is credited."""
+    """Of a followed request in a step.
+
+    row: of its first state. start, count: its position, and how many there are; of a decode step once it is credited.
+    """
 
     req: Any
     row: int
-    start: int | None = None
-    count: int | None = None
+    start: int = 0
+    count: int = 0
 
 
 @dataclass
 class Tapped:
     """What was taken of one step; travels with its result.
 
-    states: copies; None where no request is followed. live: requests of a decode step that its result counts for.
+    states: copies; None where no request is followed, or there was no memory for them.
+    live: requests that the step's result counts for.
     """
 
     tap: "Tap"
@@ -82,21 +88,12 @@ class Tapped:
     def rows(self) -> Iterator[Rows]:
         """What is left of it, once tokens are appended."""
         assert self.stamp is not None
+        _, version, partial, _ = self.stamp
         for span in self.spans:
             req = span.req
-            assert span.start is not None
-            assert span.count is not None
             if tokens := _tokens(req, span.start, span.start + span.count):
-                yield Rows(
-                    rid=req.rid,
-                    group=group_of(req),
-                    prompt=len(req.origin_input_ids),
-                    start=span.start,
-                    tokens=tokens,
-                    target_version=self.stamp.target_version,
-                    partial=self.stamp.partial,
-                    row=span.row,
-                )
+                prompt = len(req.origin_input_ids)
+                yield Rows(req.rid, group_of(req), prompt, span.start, tokens, version, partial, span.row)
 
 
 class Tap:
@@ -119,18 +116,14 @@ class Tap:
 
     def take_chunks(self, result: Any, chunks: list[Span]) -> None:
         """Takes the states of a prefill, [all its tokens, W]."""
-        output = result.logits_output
-        taken: list[Span] = []
-        row = 0
-        for span in chunks:
-            assert span.count is not None
-            taken.append(Span(span.req, row, span.start, span.count))
-            row += span.count
 
-        def picked(states: torch.Tensor) -> torch.Tensor:
-            return torch.cat([states[span.row : span.row + (span.count or 0)] for span in chunks])
+        def picked(states: Tensor) -> Tensor:
+            return torch.cat([states[span.row : span.row + span.count] for span in chunks])
 
-        result.tapped = Tapped(self, False, taken, self._copies(output, picked) if chunks else None)
+        states = _copies(result.logits_output, picked) if chunks else None
+        begins = accumulate((span.count for span in chunks), initial=0)
+        spans = [Span(span.req, row, span.start, span.count) for span, row in zip(chunks, begins, strict=False)]
+        result.tapped = Tapped(self, False, spans, states)
 
     def take_step(self, reqs: Sequence[Any], result: Any, most: int) -> None:
         """Takes the states of a decode step, [len(reqs) * nodes, W].
@@ -138,39 +131,40 @@ class Tap:
         Args:
             most: tokens that the step may give a request: its accepted path lies in front of each request's nodes.
         """
-        spans = [Span(req, index * most) for index, req in enumerate(reqs) if self._follow(req).on]
 
-        def fronts(states: torch.Tensor) -> torch.Tensor:
+        def fronts(states: Tensor) -> Tensor:
             nodes = states.view(len(reqs), -1, states.shape[-1])
             return nodes[:, :most].clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
-        result.tapped = Tapped(self, True, spans, self._copies(result.logits_output, fronts) if spans else None)
+        spans = [Span(req, index * most) for index, req in enumerate(reqs) if self._follow(req).on]
+        result.tapped = Tapped(self, True, spans, _copies(result.logits_output, fronts) if spans else None)
 
     def send(self, tapped: Tapped) -> None:
         """Sends off what is left of a step, and lets the quota look at who runs."""
-        rows, nbytes = list(tapped.rows()), 0
-        if tapped.states is not None:
-            size = tapped.states.row_bytes
-            nbytes = size * sum(len(each.tokens) for each in rows)
-            for part in cut(rows, PARCEL_BYTES // size):
-                self._ship(part, tapped.states)
-        running = []
-        for req in tapped.live:
-            follow = self._follow(req)
-            if req.finished():
-                self._quota.ended(follow)
-            else:
-                running.append((follow, len(req.output_ids)))
-        if tapped.decode:
-            self._quota.step(nbytes, running)
-        else:
+        rows = list(tapped.rows())
+        nbytes = self._ship(rows, tapped.states)
+        for span in tapped.spans:
+            if span.req.finished():
+                self._quota.ended(self._follow(span.req))
+        if not tapped.decode:
             self._quota.prompts(nbytes)
+        elif self._quota.step(nbytes, len(rows)):
+            running = [req for req in tapped.live if not req.finished()]
+            self._quota.weigh([(self._follow(req), len(req.output_ids)) for req in running])
 
-    def _ship(self, rows: Sequence[Rows], states: States) -> None:
-        if (parcel := self._parcels.ship(rows, states)) is not None:
-            self._courier.take(parcel)
-        else:
-            count_features_dropped(sum(len(each.tokens) for each in rows), "no_room")
+    def _ship(self, rows: Sequence[Rows], states: States | None) -> int:
+        """Sends rows off, or counts them as lost; returns their bytes."""
+        if not rows:
+            return 0
+        if states is None:
+            count_features_dropped(tokens_of(rows), "no_room")
+            return 0
+        for part in cut(rows, PARCEL_BYTES // states.row_bytes):
+            if (parcel := self._parcels.ship(part, states)) is not None:
+                self._courier.take(parcel)
+            else:
+                count_features_dropped(tokens_of(part), "no_room")
+        return tokens_of(rows) * states.row_bytes
 
     def _follow(self, req: Any) -> Follow:
         """Rests on the request, which may end anywhere."""
@@ -180,9 +174,14 @@ class Tap:
             follow = req.tlt_follow = Follow(Standing.OVER) if ours else self._quota.admit(req.rid)
         return follow
 
-    def _copies(self, output: Any, copy: Any) -> States:
-        finals = output.last_hidden_states
+
+def _copies(output: Any, copy: Callable[[Tensor], Tensor]) -> States | None:
+    """Copies of a pass's states, on its stream; None where there is no memory for them: decoding goes on without."""
+    finals = output.last_hidden_states
+    try:
         return States(copy(output.hidden_states), None if finals is None else copy(finals))
+    except torch.OutOfMemoryError:
+        return None
 
 
 def send_features(result: Any) -> None:
@@ -204,8 +203,11 @@ def group_of(req: Any) -> int:
 def _tokens(req: Any, start: int, stop: int) -> Sequence[int]:
     """Those of a request at the positions [start, stop), as far as its response goes."""
     prompt = len(req.origin_input_ids)
-    head = list(req.origin_input_ids[start:stop])
-    return head if stop <= prompt else head + list(req.output_ids_through_stop[max(start - prompt, 0) : stop - prompt])
+    response: Sequence[int] = req.output_ids_through_stop
+    if start >= prompt:
+        return response[start - prompt : stop - prompt]
+    head = req.origin_input_ids[start:stop]
+    return [*head, *response[: stop - prompt]] if stop > prompt else head
 
 
 def tap_of(worker: Any) -> Tap | None:
@@ -217,7 +219,7 @@ def tap_of(worker: Any) -> Tap | None:
     model = ModelIdentity.of(PretrainedConfig.get_config_dict(args.model_path, revision=args.revision)[0])
     kind: Kind = "eagle3" if args.speculative_algorithm == "EAGLE3" else "eagle"
 
-    def header(rows: tuple[Described, ...], hidden: torch.Tensor) -> FeatureHeader:
+    def header(rows: tuple[Described, ...], hidden: Tensor) -> FeatureHeader:
         dtype = cast(Dtype, str(hidden.dtype).removeprefix("torch."))
         name, width = trainer.name_of(args.port), hidden.shape[1]
         return FeatureHeader(server=name, model=model, kind=kind, dtype=dtype, width=width, rows=rows)

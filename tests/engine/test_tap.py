@@ -1,0 +1,276 @@
+"""Whose rows a step's states are, under random accept counts, ends, retractions, aborts and lags.
+
+A state here is a number that says which position of which request it is of; nodes that were not accepted have -1.
+"""
+
+import random
+from array import array
+from collections import defaultdict, deque
+from types import SimpleNamespace as Made
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlt_server.engine.parcels import Rows, States
+from tlt_server.engine.quota import Follow, Standing
+from tlt_server.engine.state import Stamp
+from tlt_server.engine.tap import Tap, group_of, send_features
+
+NODES, MOST = 6, 4
+
+
+class Everybody:
+    """A quota that follows all requests whose rid is not odd, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.ended_on: list[Follow] = []
+
+    def admit(self, rid: str) -> Follow:
+        return Follow(Standing.OVER if rid.endswith("odd") else Standing.FOLLOWED)
+
+    def ended(self, follow: Follow) -> None:
+        self.ended_on.append(follow)
+
+    def prompts(self, nbytes: int) -> None:
+        assert nbytes >= 0
+
+    def step(self, nbytes: int, requests: int) -> bool:
+        assert (nbytes > 0) == (requests > 0)
+        return True
+
+    def weigh(self, running: list[tuple[Follow, int]]) -> None:
+        assert all(isinstance(follow, Follow) and length > 0 for follow, length in running)
+
+
+class Receiver:
+    """Parcels and courier in one: states by rid and position, as they would be read at the other end."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[int, list[tuple[int, float, int]]]] = defaultdict(lambda: defaultdict(list))
+        self.rows: list[Rows] = []
+
+    def ship(self, rows: list[Rows], states: States) -> list[Rows]:
+        self.rows += rows
+        for each in rows:
+            for offset, token in enumerate(each.tokens):
+                state = float(states.hidden[each.row + offset, 0])
+                self.found[each.rid][each.start + offset].append((token, state, each.target_version))
+        return rows
+
+    def take(self, parcel: list[Rows]) -> None:
+        pass
+
+
+class Engine:
+    """Upstream's scheduler, as far as tokens go: launches, settles so many steps later, ends, retracts, aborts."""
+
+    def __init__(self, draw: random.Random, lag: int) -> None:
+        self.draw, self.lag, self.version = draw, lag, 0
+        self.receiver = Receiver()
+        self.tap = Tap(Everybody(), self.receiver, self.receiver)  # type: ignore[arg-type]
+        self.running: list[Any] = []
+        self.waiting: list[Any] = []
+        self.under_way: deque[tuple[Any, Any, Any]] = deque()
+        self.all: list[Any] = []
+
+    def request(self) -> None:
+        prompt, length = self.draw.randint(1, 12), self.draw.randint(1, 15)
+        number = len(self.all)
+        req = Made(
+            rid=f"{number}{self.draw.choice(['', 'odd'])}",
+            number=number,
+            origin_input_ids=array("q", [token(number, position) for position in range(prompt)]),
+            output_ids=array("q"),
+            limit=length,
+            finished_len=None,
+            is_retracted=False,
+            over=False,
+            computed=0,
+            cached=self.draw.randint(0, prompt - 1),
+        )
+        req.finished = lambda: req.over
+        vars(req)["output_ids_through_stop"] = req.output_ids
+        self.all.append(req)
+        self.waiting.append(req)
+
+    def prefill(self) -> None:
+        """The first waiting requests, the last of which may get a chunk only."""
+        reqs = [self.waiting.pop(0) for _ in range(min(self.draw.randint(1, 3), len(self.waiting)))]
+        starts, counts = [], []
+        for req in reqs:
+            req.is_retracted = False
+            whole = len(req.origin_input_ids) + len(req.output_ids)
+            starts.append(max(req.computed, req.cached))
+            counts.append(whole - starts[-1])
+        if counts[-1] > 1 and self.draw.random() < 0.5:
+            counts[-1] = self.draw.randint(1, counts[-1] - 1)
+        states = [
+            state(req, p) for req, start, n in zip(reqs, starts, counts, strict=True) for p in range(start, start + n)
+        ]
+        batch = Made(reqs=reqs, prefix_lens=starts, extend_lens=counts)
+        result = self.result(states)
+        self.tap.take_chunks(result, self.tap.chunks(batch))
+        sampled = []
+        for req, start, count in zip(reqs, starts, counts, strict=True):
+            req.computed = start + count
+            whole = req.computed == len(req.origin_input_ids) + len(req.output_ids)
+            sampled.append(int(whole))
+            (self.running.append if whole else lambda req: self.waiting.insert(0, req))(req)
+        self.launched(reqs, result, sampled)
+
+    def decode(self) -> None:
+        """Lengths on the GPU run ahead of those that are settled: `computed` is theirs."""
+        accepted = [self.draw.randint(1, MOST) for _ in self.running]
+        states = []
+        for req, count in zip(self.running, accepted, strict=True):
+            states += [state(req, req.computed + k) if k < count else -1.0 for k in range(NODES)]
+            req.computed += count
+        result = self.result(states)
+        self.tap.take_step(list(self.running), result, MOST)
+        self.launched(list(self.running), result, accepted)
+
+    def result(self, states: list[float]) -> Any:
+        column = torch.tensor(states)[:, None]
+        output = Made(hidden_states=column, last_hidden_states=None)
+        return Made(logits_output=output, stamp=Stamp("", self.version, False, 0))
+
+    def launched(self, reqs: list[Any], result: Any, counts: list[int]) -> None:
+        result.logits_output = None  # what a graph is about to overwrite
+        self.under_way.append((reqs, result, counts))
+        if len(self.under_way) > self.lag:
+            self.settle()
+
+    def settle(self) -> None:
+        reqs, result, counts = self.under_way.popleft()
+        live = [(req, n) for req, n in zip(reqs, counts, strict=True) if not (req.over or req.is_retracted)]
+        result.tapped.credit(live, result.stamp)
+        for req, count in live:
+            before = len(req.output_ids)
+            prompt = len(req.origin_input_ids)
+            req.output_ids.extend(token(req.number, prompt + before + k) for k in range(count))
+            if count and len(req.output_ids) >= req.limit:
+                self.end(req, req.limit)
+        send_features(result)
+
+    def end(self, req: Any, length: int) -> None:
+        req.over, req.finished_len = True, length
+        req.output_ids_through_stop = req.output_ids[:length]
+        for where in (self.running, self.waiting):
+            if req in where:
+                where.remove(req)
+
+    def retract(self) -> None:
+        """What is under way for it is not settled; it is computed again."""
+        while self.under_way:
+            self.settle()
+        for req in self.draw.sample(self.running, self.draw.randint(0, len(self.running))):
+            self.running.remove(req)
+            req.is_retracted, req.computed, req.cached = True, 0, self.draw.randint(0, len(req.origin_input_ids) - 1)
+            self.waiting.append(req)
+
+    def abort(self) -> None:
+        if self.running:
+            req = self.draw.choice(self.running)
+            self.end(req, len(req.output_ids))
+
+    def publish(self) -> None:
+        self.version += 1
+
+    def turn(self) -> None:
+        choices = [self.request, self.prefill, self.decode, self.decode, self.decode, self.retract, self.publish]
+        act = self.draw.choices([*choices, self.abort], weights=[4, 6, 4, 4, 4, 1, 1, 1])[0]
+        if (act != self.prefill or self.waiting) and (act != self.decode or self.running):
+            act()
+
+    def drain(self) -> None:
+        while self.running or self.waiting or self.under_way:
+            if self.waiting:
+                self.prefill()
+            elif self.running:
+                self.decode()
+            else:
+                self.settle()
+
+
+def token(request: int, position: int) -> int:
+    return 1000 * request + position
+
+
+def state(req: Any, position: int) -> float:
+    return float(token(req.number, position))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0, 1]), st.integers(5, 60))
+def test_every_row_is_of_its_position_and_none_is_missing(seed: int, lag: int, turns: int) -> None:
+    engine = Engine(random.Random(seed), lag)
+    for _ in range(turns):
+        engine.turn()
+    engine.drain()
+    found = engine.receiver.found
+    for req in engine.all:
+        rows = found.get(req.rid, {})
+        if req.rid.endswith("odd"):
+            assert not rows
+            continue
+        prompt, length = len(req.origin_input_ids), len(req.output_ids_through_stop)
+        for position, sent in rows.items():
+            assert {(known, value) for known, value, _ in sent} == {
+                (token(req.number, position), float(token(req.number, position)))
+            }
+        end = prompt + length
+        assert set(rows) <= set(range(end))
+        assert set(range(prompt, end - 1)) <= set(rows)
+        if length:  # else it was aborted before its prompt was settled
+            missing = set(range(prompt)) - set(rows)
+            assert missing == set(range(len(missing)))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_second_to_last_position_of_a_response_has_its_row(lag: int) -> None:
+    """The last step gives several tokens, and the end lies within, at, or behind them."""
+    for limit in range(1, 20):
+        engine = Engine(random.Random(limit), lag)
+        engine.request()
+        (req,) = engine.all
+        req.rid, req.limit, req.cached = "0", limit, 0
+        engine.drain()
+        last = len(req.origin_input_ids) + limit - 1
+        assert set(range(last)) <= set(engine.receiver.found["0"]) <= set(range(last + 1))
+
+
+def test_a_step_keeps_the_target_that_it_was_launched_with() -> None:
+    engine = Engine(random.Random(0), lag=1)
+    engine.request()
+    engine.all[0].rid, engine.all[0].limit = "0", 100
+    while not engine.running:
+        engine.prefill()
+    engine.decode()
+    before = engine.all[0].computed
+    engine.publish()
+    engine.decode()
+    engine.settle()
+    versions = {p: {v for *_, v in sent} for p, sent in engine.receiver.found["0"].items()}
+    assert all(seen == ({0} if position < before else {1}) for position, seen in versions.items())
+    assert {0} in versions.values()
+    assert {1} in versions.values()
+
+
+def test_the_rows_of_a_result_that_nobody_tapped() -> None:
+    send_features(Made())
+
+
+def test_health_checks_are_not_followed() -> None:
+    receiver = Receiver()
+    tap = Tap(Everybody(), receiver, receiver)  # type: ignore[arg-type]
+    batch = Made(reqs=[Made(rid="HEALTH_CHECK_1")], prefix_lens=[0], extend_lens=[1])
+    assert tap.chunks(batch) == []
+
+
+def test_a_group_is_its_prompt() -> None:
+    one, same, other = (Made(origin_input_ids=array("q", tokens)) for tokens in ([1, 2], [1, 2], [2, 1]))
+    assert group_of(one) == group_of(same) != group_of(other)
+    assert 0 <= group_of(one) < 2**64
