@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.cli import read_config
-from tlt_server.config import AUTO, ENVIRONMENT_VARIABLE, Arm, DrafterKind, ServerConfig, Watchfulness
+from tlt_server.config import AUTO, ENVIRONMENT_VARIABLE, Arm, DrafterKind, ServerConfig, Trainer, Watchfulness, beside
 from tlt_server.errors import ConfigError
 
 steps, branches = st.integers(1, 16), st.integers(1, 16)
@@ -63,6 +63,9 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ('drafter_kind = "medusa"', "Invalid enum value 'medusa'"),
         ('watchdog = "asleep"', "asleep"),
         ("accept_length_floor = 1.0", "> 1.0"),
+        ("[features]\nbudget_mb_s = 0", "> 0.0"),
+        ("[features]\nshare = 1.5", "<= 1.0"),
+        ("[features]\nbudget = 3", "unknown field `budget`"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -70,6 +73,32 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         ServerConfig.from_file(str(file))
+
+
+def test_features_are_tapped_for_a_trainer_unless_it_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "tlt.toml"
+    trainer, off = '[trainer]\naddress = "tcp://127.0.0.1:7"\n', "[features]\non = false\n"
+    for text, taps in (("", False), (trainer, True), (trainer + off, False), (off, False)):
+        file.write_text(text)
+        assert read_config(file).taps == taps
+
+
+@pytest.mark.parametrize(
+    ("address", "given", "features"),
+    [
+        ("tcp://127.0.0.1:7000", None, "tcp://127.0.0.1:7001"),
+        ("tcp://[::1]:7000", None, "tcp://[::1]:7001"),
+        ("ipc:///run/t", None, "ipc:///run/t.features"),
+        ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:9", "tcp://127.0.0.1:9"),
+    ],
+)
+def test_where_features_go(address: str, given: str | None, features: str) -> None:
+    assert Trainer(address=address, features=given).features_address == features
+
+
+def test_where_features_go_is_not_guessed() -> None:
+    with pytest.raises(ConfigError, match=r"link tcp://host:\*: no port to count on from"):
+        beside("tcp://host:*")
 
 
 def test_the_environment_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,11 @@ def test_an_address_that_cannot_be_used(tmp_path: Path, address: str, said: str)
         settled(tmp_path, address)
 
 
+def test_an_address_for_features_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="link elsewhere: write ipc"):
+        settled(tmp_path, features="elsewhere")
+
+
 def test_keys(tmp_path: Path) -> None:
     public, secret = zmq.auth.create_certificates(tmp_path, "server")
     made = settled(tmp_path, "tcp://10.0.0.1:7000", key=secret, trainer_key=public)

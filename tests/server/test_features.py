@@ -2,14 +2,19 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tlt_client import Client, Rollout, SamplingParams, StrategyUpdate
 
 from tests.server.conftest import CONFIGS, PROMPTS, Servers
 from tests.server.learner import Learner, Row, states
-from tests.server.trainer import while_running
+from tests.server.trainer import Trainer, noisy, tensors_of, while_running
+from tlt_server.config import beside
+from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 from tlt_server.process import free_port
 
@@ -27,13 +32,19 @@ def address() -> str:
 
 @pytest.fixture(scope="module")
 def learner(address: str) -> Iterator[Learner]:
-    place, _, port = address.rpartition(":")
-    with Learner(f"{place}:{int(port) + 1}") as learner:
+    with Learner(beside(address)) as learner:
         yield learner
 
 
 def flags(config: str, address: str, *more: str) -> list[str]:
     return [*CONFIGS[config], "--trainer", address, "--chunked-prefill-size", "16", *more]
+
+
+def counted(client: Client, name: str) -> float:
+    """A counter of the server's, summed over its labels."""
+    lines = [line for line in client.metrics().splitlines() if line.startswith(f"tlt_features_{name}_total")]
+    assert lines
+    return sum(float(line.split()[-1]) for line in lines)
 
 
 def check(reference: Reference, prompt: tuple[int, ...], rollout: Rollout, found: dict[int, list[Row]]) -> set[int]:
@@ -65,6 +76,7 @@ def test_every_position_has_its_state(
 
         rounds.append(while_running(lambda: client.generate_batch(PROMPTS, SAMPLED), switch))
         rounds.append(client.generate_batch(PROMPTS, SAMPLED))
+        assert counted(client, "dropped") == 0
     for answers in rounds:
         for text, rollout in zip(PROMPTS, answers, strict=True):
             prompt = reference.tokens(text)
@@ -72,6 +84,112 @@ def test_every_position_has_its_state(
             wanted = set(range(rollout.cached_tokens, end - 1))
             found = check(reference, prompt, rollout, learner.of(rollout.rid, wanted))
             assert wanted <= found <= wanted | {end - 1}
-            assert {row.target_version for rows in learner.rows[rollout.rid].values() for row in rows} == {0}
+            sent = learner.rows[rollout.rid].values()
+            assert {(len(rows), rows[0].target_version, rows[0].partial) for rows in sent} == {(1, 0, False)}
     assert max(rollout.cached_tokens for rollout in rounds[1]) > 0
     assert len({learner.groups[rollout.rid] for answers in rounds for rollout in answers}) == len(set(PROMPTS))
+
+
+def test_one_of_two_ranks_sends(servers: Servers, learner: Learner, address: str, reference: Reference) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+        url = servers.get(flags("eagle3-tree", address, "--tp-size", "2"))
+    with Client(url) as client:
+        rollout = client.generate(PROMPTS[0], SAMPLED)
+    prompt = reference.tokens(PROMPTS[0])
+    wanted = set(range(len(prompt) + len(rollout.tokens) - 1))
+    found = learner.of(rollout.rid, wanted)
+    assert wanted <= check(reference, prompt, rollout, found)
+    assert {len(rows) for rows in found.values()} == {1}
+
+
+@pytest.fixture(scope="module")
+def crowded(servers: Servers) -> tuple[str, str]:
+    """A server whose pool is too small for what it is asked, and the address where it looks for a trainer."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    return servers.get(flags("eagle-tree", address, "--max-total-tokens", "1600")), address
+
+
+def test_nobody_listens_then_somebody_does(crowded: tuple[str, str], reference: Reference) -> None:
+    """Requests notice neither; one is aborted, some are retracted, some end by a stop token or a grammar."""
+    url, address = crowded
+    with Client(url) as client:
+        unheard = client.generate_batch(PROMPTS, SAMPLED)
+        deadline = time.monotonic() + 10
+        while not counted(client, "dropped") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert counted(client, "dropped") > 0
+        assert counted(client, "sent") == 0
+        with Learner(beside(address)) as learner:
+            while not learner.headers:  # the two have met
+                client.generate(PROMPTS[0], SAMPLED)
+            given = crowd(client)
+            known = {}
+            for text, rollout in given:
+                prompt = reference.tokens(text)
+                end = len(prompt) + len(rollout.tokens)
+                wanted = set(range(len(prompt), end - 1))
+                known[rollout.rid] = learner.of(rollout.rid, wanted)
+                found = check(reference, prompt, rollout, known[rollout.rid])
+                missing = set(range(len(prompt))) - found
+                assert wanted <= found <= set(range(end))
+                assert missing == set(range(len(missing)))
+    assert all(rollout.rid not in learner.rows for rollout in unheard)
+    assert any(len(rows) > 1 for places in known.values() for rows in places.values())  # retracted, and sent again
+
+
+def crowd(client: Client) -> list[tuple[str, Rollout]]:
+    """Many at once: what they asked, and what they were given."""
+    long = SamplingParams(temperature=1, max_new_tokens=200, ignore_eos=True)
+    short = SamplingParams(temperature=1, max_new_tokens=64, stop_token_ids=[17, 23])
+    digits = SamplingParams(temperature=1, max_new_tokens=64, regex="[0-9]{5,9}")
+    jobs = [(text, kind) for text in PROMPTS for kind in (long, short, digits)]
+
+    def abort() -> None:
+        time.sleep(1)
+        client.abort("the aborted")
+
+    with ThreadPoolExecutor(len(jobs) + 1) as pool:
+        rollouts = [pool.submit(client.generate, *job) for job in jobs]
+        doomed = pool.submit(
+            client.generate, PROMPTS[0], msgspec.structs.replace(long, max_new_tokens=900), rid="the aborted"
+        )
+        abort()
+        answers = [(text, rollout.result()) for (text, _), rollout in zip(jobs, rollouts, strict=True)]
+        answers.append((PROMPTS[0], doomed.result()))
+    assert answers[-1][1].aborted
+    return answers
+
+
+def test_a_state_is_of_the_target_that_it_says(crowded: tuple[str, str], tmp_path: Path) -> None:
+    """Weights change in mid-flight; requests are retracted, so that a position's prefix is of its own weights."""
+    url, address = crowded
+    targets = [default_paths()[0], noisy(default_paths()[0], tmp_path / "other", 1, scale=0.1)]
+    references = [Reference(target) for target in targets]
+    trainer = Trainer(url)
+    with Client(url) as client, Learner(beside(address)) as learner:
+        while not learner.headers:
+            client.generate(PROMPTS[0], SAMPLED)
+
+        def update() -> None:
+            time.sleep(0.5)
+            trainer.post("/pause_generation", mode="retract").raise_for_status()
+            trainer.tensor(tensors_of(targets[1]), weight_version="other").raise_for_status()
+            trainer.post("/continue_generation").raise_for_status()
+
+        first = client.status().versions.target.version
+        sampling = SamplingParams(temperature=1, max_new_tokens=150, ignore_eos=True)
+        given = while_running(lambda: client.generate_batch(PROMPTS[:4], sampling), update)
+        trainer.disk(targets[0]).raise_for_status()
+        seen = set()
+        for text, rollout in zip(PROMPTS, given, strict=False):
+            tokens = [*references[0].tokens(text), *rollout.tokens]
+            exact = [states(reference, tokens)[0] for reference in references]
+            for position, rows in learner.of(rollout.rid, set(range(len(tokens) - 151, len(tokens) - 1))).items():
+                for row in rows:
+                    seen.add(row.target_version - first)
+                    wanted = exact[row.target_version - first][position]
+                    torch.testing.assert_close(row.hidden, wanted, atol=2e-4, rtol=1e-3)
+                    assert not row.partial
+    trainer.close()
+    assert seen == {0, 1}
