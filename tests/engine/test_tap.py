@@ -19,7 +19,7 @@ from tlt_server.engine.quota import Follow, Standing
 from tlt_server.engine.state import Stamp
 from tlt_server.engine.tap import Tap, group_of, send_features
 
-NODES, MOST = 6, 4
+MOST = 4
 
 
 class Everybody:
@@ -38,7 +38,7 @@ class Everybody:
         assert nbytes >= 0
 
     def step(self, nbytes: int, requests: int) -> bool:
-        assert (nbytes > 0) == (requests > 0)
+        assert requests or not nbytes
         return True
 
     def weigh(self, running: list[tuple[Follow, int]]) -> None:
@@ -55,6 +55,8 @@ class Receiver:
     def ship(self, rows: list[Rows], states: States) -> list[Rows]:
         self.rows += rows
         for each in rows:
+            assert each.partial == (each.target_version % 2 == 1)
+            assert each.prompt > 0
             for offset, token in enumerate(each.tokens):
                 state = float(states.hidden[each.row + offset, 0])
                 self.found[each.rid][each.start + offset].append((token, state, each.target_version))
@@ -67,8 +69,8 @@ class Receiver:
 class Engine:
     """Upstream's scheduler, as far as tokens go: launches, settles so many steps later, ends, retracts, aborts."""
 
-    def __init__(self, draw: random.Random, lag: int) -> None:
-        self.draw, self.lag, self.version = draw, lag, 0
+    def __init__(self, draw: random.Random, lag: int, nodes: int = 6) -> None:
+        self.draw, self.lag, self.nodes, self.version = draw, lag, nodes, 0
         self.receiver = Receiver()
         self.tap = Tap(Everybody(), self.receiver, self.receiver)  # type: ignore[arg-type]
         self.running: list[Any] = []
@@ -85,6 +87,7 @@ class Engine:
             origin_input_ids=array("q", [token(number, position) for position in range(prompt)]),
             output_ids=array("q"),
             limit=length,
+            input_embeds=None,
             finished_len=None,
             is_retracted=False,
             over=False,
@@ -123,10 +126,10 @@ class Engine:
 
     def decode(self) -> None:
         """Lengths on the GPU run ahead of those that are settled: `computed` is theirs."""
-        accepted = [self.draw.randint(1, MOST) for _ in self.running]
+        accepted = [self.draw.randint(1, min(MOST, self.nodes)) for _ in self.running]
         states = []
         for req, count in zip(self.running, accepted, strict=True):
-            states += [state(req, req.computed + k) if k < count else -1.0 for k in range(NODES)]
+            states += [state(req, req.computed + k) if k < count else -1.0 for k in range(self.nodes)]
             req.computed += count
         result = self.result(states)
         self.tap.take_step(list(self.running), result, MOST)
@@ -135,7 +138,7 @@ class Engine:
     def result(self, states: list[float]) -> Any:
         column = torch.tensor(states)[:, None]
         output = Made(hidden_states=column, last_hidden_states=None)
-        return Made(logits_output=output, stamp=Stamp("", self.version, False, 0))
+        return Made(logits_output=output, stamp=Stamp("", self.version, self.version % 2 == 1, 0))
 
     def launched(self, reqs: list[Any], result: Any, counts: list[int]) -> None:
         result.logits_output = None  # what a graph is about to overwrite
@@ -204,9 +207,10 @@ def state(req: Any, position: int) -> float:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([0, 1]), st.integers(5, 60))
-def test_every_row_is_of_its_position_and_none_is_missing(seed: int, lag: int, turns: int) -> None:
-    engine = Engine(random.Random(seed), lag)
+@given(st.integers(0, 2**32), st.sampled_from([0, 1]), st.sampled_from([1, 3, 6]), st.integers(5, 60))
+def test_every_row_is_of_its_position_and_none_is_missing(seed: int, lag: int, nodes: int, turns: int) -> None:
+    """nodes: as in off, in a small tree that is deeper than it is large, in a tree."""
+    engine = Engine(random.Random(seed), lag, nodes)
     for _ in range(turns):
         engine.turn()
     engine.drain()
@@ -263,11 +267,37 @@ def test_the_rows_of_a_result_that_nobody_tapped() -> None:
     send_features(Made())
 
 
-def test_health_checks_are_not_followed() -> None:
+@pytest.mark.parametrize("req", [Made(rid="HEALTH_CHECK_1", input_embeds=None), Made(rid="1", input_embeds=[[0.5]])])
+def test_what_teaches_nothing_is_not_followed(req: Any) -> None:
     receiver = Receiver()
     tap = Tap(Everybody(), receiver, receiver)  # type: ignore[arg-type]
-    batch = Made(reqs=[Made(rid="HEALTH_CHECK_1")], prefix_lens=[0], extend_lens=[1])
-    assert tap.chunks(batch) == []
+    assert tap.chunks(Made(reqs=[req], prefix_lens=[0], extend_lens=[1])) == []
+
+
+def test_without_memory_for_a_copy_decoding_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[tuple[int, str]] = []
+    monkeypatch.setattr("tlt_server.engine.tap.count_features_dropped", lambda *drop: lost.append(drop))
+
+    class Full:
+        """States of which no copy can be made."""
+
+        def __len__(self) -> int:
+            return 6
+
+        def view(self, *shape: int) -> Any:
+            raise torch.OutOfMemoryError
+
+    engine = Engine(random.Random(0), lag=0)
+    engine.request()
+    (req,) = engine.all
+    req.rid, req.output_ids = "0", array("q", [1])
+    result = Made(logits_output=Made(hidden_states=Full(), last_hidden_states=None))
+    engine.tap.take_step([req], result, MOST)
+    result.tapped.credit([(req, 2)], Stamp("", 0, False, 0))
+    req.output_ids_through_stop = array("q", [1, 2, 3])
+    send_features(result)
+    assert lost == [(2, "no_room")]
+    assert not engine.receiver.rows
 
 
 def test_a_group_is_its_prompt() -> None:

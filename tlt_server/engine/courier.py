@@ -83,13 +83,13 @@ class Courier:
     def _send(self, outlet: Outlet, held: Sequence[Parcel]) -> None:
         while not held[-1].arrived.query():  # and so have those before it
             time.sleep(LOOK_EVERY)
-        batch = merged(held, self._header)
+        frames = merged(held, self._header).encode() if outlet.ready else None
         self._parcels.free(held[-1])
-        frames = batch.encode()
-        if outlet.send(frames):
-            count_features_sent(batch.header.tokens, sum(memoryview(frame).nbytes for frame in frames))
+        tokens = sum(parcel.tokens for parcel in held)
+        if frames is not None and outlet.send(frames):
+            count_features_sent(tokens, sum(memoryview(frame).nbytes for frame in frames))
         else:
-            count_features_dropped(batch.header.tokens, "no_trainer")
+            count_features_dropped(tokens, "no_trainer")
 
 
 def merged(parcels: Sequence[Parcel], header: Header) -> FeatureBatch:

@@ -88,8 +88,8 @@ class Quota:
             running: the requests of the last step that go on, with their lengths.
         """
         elapsed = self._clock() - self._since
-        if elapsed < 2 * EVERY and self._request_steps:  # else the server was idle in between
-            self._rate = max(self._nbytes, 1) / self._request_steps * self._steps / elapsed
+        if elapsed < 2 * EVERY and self._nbytes:  # else the server was idle in between
+            self._rate = self._nbytes / self._request_steps * self._steps / elapsed
         self._pay()
         order = [follow for follow, _ in sorted(running, key=lambda each: each[1])]  # the shortest first
         followed = [follow for follow in order if follow.on]

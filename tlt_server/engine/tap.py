@@ -132,12 +132,16 @@ class Tap:
             most: tokens that the step may give a request: its accepted path lies in front of each request's nodes.
         """
 
+        output = result.logits_output
+        nodes = len(output.hidden_states) // len(reqs)
+        most = min(most, nodes)
+
         def fronts(states: Tensor) -> Tensor:
-            nodes = states.view(len(reqs), -1, states.shape[-1])
-            return nodes[:, :most].clone(memory_format=torch.contiguous_format).flatten(0, 1)
+            front = states.view(len(reqs), nodes, -1)[:, :most]
+            return front.clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
         spans = [Span(req, index * most) for index, req in enumerate(reqs) if self._follow(req).on]
-        result.tapped = Tapped(self, True, spans, _copies(result.logits_output, fronts) if spans else None)
+        result.tapped = Tapped(self, True, spans, _copies(output, fronts) if spans else None)
 
     def send(self, tapped: Tapped) -> None:
         """Sends off what is left of a step, and lets the quota look at who runs."""
@@ -167,11 +171,11 @@ class Tap:
         return tokens_of(rows) * states.row_bytes
 
     def _follow(self, req: Any) -> Follow:
-        """Rests on the request, which may end anywhere."""
+        """Rests on the request, which may end anywhere. One that is given as embeddings has no tokens to learn from."""
         follow: Follow | None = getattr(req, "tlt_follow", None)
         if follow is None:
-            ours = req.rid.startswith(HEALTH_CHECK)
-            follow = req.tlt_follow = Follow(Standing.OVER) if ours else self._quota.admit(req.rid)
+            teaches = req.input_embeds is None and not req.rid.startswith(HEALTH_CHECK)
+            follow = req.tlt_follow = self._quota.admit(req.rid) if teaches else Follow(Standing.OVER)
         return follow
 
 

@@ -234,6 +234,11 @@ class Outlet:
             self.close()
             raise ConfigError(f"link {address}: {error}") from error
 
+    @property
+    def ready(self) -> bool:
+        """Whether a trainer is there that reads."""
+        return bool(self._socket.poll(0, zmq.POLLOUT))
+
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Sends without blocking and without a copy; False if the trainer is away, or does not read."""
         try:
