@@ -2,12 +2,13 @@
 
 import threading
 import time
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from tlt_server.demo.reference import Reference
-from tlt_server.wire.features import FeatureBatch, FeatureHeader
+from tlt_server.wire.features import FeatureBatch
 from tlt_server.wire.sockets import Inlet
 
 
@@ -22,12 +23,17 @@ class Row(NamedTuple):
 
 
 class Learner:
-    """Inside a `with`, it listens. rows: as they came, by rid and position; headers: of all messages."""
+    """Inside a `with`, it listens.
 
-    def __init__(self, address: str) -> None:
+    keeps: whether rows are kept, or only counted.
+    rows: as they came, by rid and position. groups: by rid. tokens: by server.
+    """
+
+    def __init__(self, address: str, keeps: bool = True) -> None:
+        self.keeps = keeps
         self.rows: dict[str, dict[int, list[Row]]] = {}
         self.groups: dict[str, int] = {}
-        self.headers: list[FeatureHeader] = []
+        self.tokens: Counter[str] = Counter()
         self._inlet = Inlet(address)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen)
@@ -43,7 +49,10 @@ class Learner:
         while not self._over.is_set():
             self._inlet.wait(0.05)
             if (frames := self._inlet.receive()) is not None:
-                self._keep(FeatureBatch.decode(frames))
+                batch = FeatureBatch.decode(frames)
+                if self.keeps:
+                    self._keep(batch)
+                self.tokens[batch.header.server] += batch.header.tokens
         self._inlet.close()
 
     def _keep(self, batch: FeatureBatch) -> None:
@@ -63,7 +72,6 @@ class Learner:
                 row = Row(tokens[at], hidden[at], final, rows.target_version, rows.partial)
                 places.setdefault(position, []).append(row)
                 at += 1
-        self.headers.append(header)
 
     def __enter__(self) -> "Learner":
         self._thread.start()
@@ -75,7 +83,7 @@ class Learner:
 
 
 @torch.no_grad()
-def states(reference: Reference, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """By transformers, of each position: [n, H] final states, and [n, 3H] what layers 0, 1 and 2 put out."""
-    found = reference.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    return found[-1][0], torch.cat([found[layer + 1][0] for layer in (0, 1, 2)], dim=-1)
+def states(model: Any, tokens: Sequence[int], layers: Sequence[int] = (0, 1, 2)) -> tuple[torch.Tensor, torch.Tensor]:
+    """By a model of transformers, of each position: [n, H] final states, and [n, 3H] what these layers put out."""
+    found = model(torch.tensor([tokens], device=model.device), output_hidden_states=True).hidden_states
+    return found[-1][0], torch.cat([found[layer + 1][0] for layer in layers], dim=-1)
