@@ -52,13 +52,12 @@ class EagleWorker(EAGLEWorkerV2):
         grammar_barrier: Callable[..., None] | None = None,
     ) -> GenerationBatchResult:
         prefill = batch.forward_mode.is_extend() or batch.is_extend_in_batch
-        if prefill:
-            chunks = self.tap.chunks(batch) if self.tap else None
+        if self.tap and prefill:
+            chunks = self.tap.chunks(batch)
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
-            if self.tap and chunks is not None:
-                self.tap.take_chunks(result, chunks)
+            self.tap.take_chunks(result, chunks)
             return result
-        if self.speculating or batch.forward_mode.is_idle():
+        if self.speculating or prefill or batch.forward_mode.is_idle():
             return super().forward_batch_generation(batch, on_publish, grammar_barrier)
         result = self._plain.step(batch, on_publish, grammar_barrier)
         if self.tap:
