@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,35 @@ pytestmark = pytest.mark.server
 NAME = "a server"
 
 
+def followed(trainer: Trainer, folder: Path) -> list[str]:
+    """Flags of a server that has no drafter but what this trainer sends."""
+    settings = folder / "server.toml"
+    settings.write_text(f'drafter = "auto"\n[trainer]\naddress = "{trainer.control}"\nserver = "{NAME}"\n')
+    return ["--tlt-config", str(settings)]
+
+
+def test_it_learns_from_what_a_server_taps(servers: Servers, tmp_path: Path) -> None:
+    """From nothing: no step speculates before a drafter comes that was trained on this server's own rollouts."""
+    servers.close()
+    trainer, sampling = Trainer(tmp_path / "trainer"), SamplingParams(temperature=1, max_new_tokens=128)
+    server = running_module(["tlt_server", "serve"], followed(trainer, tmp_path), tmp_path / "log", start_timeout=180)
+    with trainer.process() as process, server as running, Client(running.url) as client:
+        deadline = time.monotonic() + 180
+        while not client.drafter().live.version and time.monotonic() < deadline:
+            client.generate_batch(PROMPTS, sampling)
+        assert client.drafter().live.version, trainer.log
+        status = trainer.status()
+        assert status["tokens_received"] > 1000
+        assert set(status["tokens_dropped"]) <= {"unknown target"}
+        lengths = [rollout.accept_length or 0 for rollout in client.generate_batch(PROMPTS, sampling)]
+        assert max(lengths) > 1
+        trainer.end(process)
+
+
 def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: Servers, tmp_path: Path) -> None:
     servers.close()
-    trainer, settings = Trainer(tmp_path / "trainer", "passes = 2.0"), tmp_path / "server.toml"
-    settings.write_text(f'drafter = "auto"\n[trainer]\naddress = "{trainer.control}"\nserver = "{NAME}"\n')
-    flags, log = ["--tlt-config", str(settings)], tmp_path / "log"
+    trainer, log = Trainer(tmp_path / "trainer", "passes = 2.0"), tmp_path / "log"
+    flags = followed(trainer, tmp_path)
     with trainer.process() as process:
         with running_module(["tlt_server", "serve"], flags, log, start_timeout=180) as server:
             until(lambda: trainer.status().get("frozen") == 0, "embedding and head of the target are not shared")

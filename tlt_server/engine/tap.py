@@ -29,7 +29,7 @@ from tlt_server.engine.courier import Courier
 from tlt_server.engine.parcels import PARCEL_BYTES, Parcels, Rows, States, cut, tokens_of
 from tlt_server.engine.quota import Follow, Quota, Standing
 from tlt_server.engine.state import Stamp
-from tlt_server.metrics import count_features_dropped
+from tlt_server.metrics import count_features_dropped, count_features_sent
 from tlt_server.wire.features import FeatureHeader
 from tlt_server.wire.features import Rows as Described
 from tlt_server.wire.messages import ModelIdentity
@@ -233,4 +233,5 @@ def tap_of(worker: Any) -> Tap | None:
     features = config.features
     quota = Quota(features.budget_mb_s * 1e6, features.share, states * runner.dtype.itemsize, time.monotonic)
     parcels = Parcels(torch.device(runner.device))
+    count_features_sent(0, 0)  # two threads will count: the counters are made before
     return Tap(quota, parcels, Courier(parcels, lambda: Outlet(trainer.features_address, curve), header))

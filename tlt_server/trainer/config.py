@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from tlt_server.config import DrafterKind
+from tlt_server.config import DrafterKind, beside
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.loop import Settings
 from tlt_server.trainer.policy import Policy
@@ -85,12 +85,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def features_address(self) -> str:
         """Where features arrive."""
-        if self.features or self.listen.startswith("ipc://"):
-            return self.features or f"{self.listen}.features"
-        place, _, port = self.listen.rpartition(":")
-        if not port.isdecimal():
-            raise ConfigError(f"listen {self.listen}: no port to count on from. Name an address for features, too")
-        return f"{place}:{int(port) + 1}"
+        return self.features or beside(self.listen)
 
     @classmethod
     def read(cls, path: Path | None, flags: dict[str, Any], defaults: dict[str, Any]) -> Self:

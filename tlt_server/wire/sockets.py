@@ -226,6 +226,7 @@ class Outlet:
         self._socket.sndhwm, self._socket.linger = FEATURES_UNSENT, 0
         self._socket.immediate = True  # while nobody listens, sending fails; else it would queue what is stale by then
         self._socket.reconnect_ivl_max = 1000
+        self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = 1000, 5000  # as of a `Link`
         try:
             if curve is not None:
                 _secure(self._socket, curve)
