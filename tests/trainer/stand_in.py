@@ -168,12 +168,12 @@ class Server(Outlet):
 
 
 class Running:
-    """A trainer's process. control, features: where it listens."""
+    """A trainer's process. control, features: where it listens: no ports, of which one found free may soon not be."""
 
     def __init__(self, folder: Path, settings: str = "", judged_every: int = 5) -> None:
-        control, self.port = free_port(), free_port()
-        self.control, self.features = (f"tcp://127.0.0.1:{port}" for port in (control, control + 1))
-        self.folder, self._file = folder, folder / "train.toml"
+        self.port, self.folder, self._file = free_port(), folder, folder / "train.toml"
+        self.control, self.features = f"ipc://{folder}/control", f"ipc://{folder}/control.features"
+        self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(
             f'folder = "{folder}"\nlisten = "{self.control}"\nport = {self.port}\n'
@@ -187,6 +187,7 @@ class Running:
         """Killed at the end, where it still runs."""
         command = [sys.executable, "-m", "tlt_server", "train", "--tlt-config", str(self._file)]
         with (self.folder / "log").open("ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            self._process = process
             try:
                 yield process
             finally:
@@ -205,6 +206,7 @@ class Running:
 
     def status(self) -> dict[str, Any]:
         """Empty before it answers."""
+        assert self._process is None or self._process.poll() is None, self.log
         try:
             found: dict[str, Any] = self.get().json()
         except httpx.TransportError:
