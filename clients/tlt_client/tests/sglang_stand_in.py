@@ -219,6 +219,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/target/share": (200, {"target_version": 3, "path": "/s/1"}),
         "/begin_weight_update": (200, {"success": True, "message": "open"}),
         "/end_weight_update": (400, {"success": False, "message": "no weight update is open"}),
+        "/update_weights_from_disk": (200, {"success": True, "message": "done"}),
         "/flush_cache?timeout=0.0": (200, "Cache flushed.\n"),
         "/flush_cache?timeout=1.5": (400, "Flush cache failed.\n"),
     }

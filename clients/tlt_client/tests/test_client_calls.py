@@ -308,6 +308,12 @@ def test_the_routes_around_weights(connect: Connect) -> None:
             ("POST", "/begin_weight_update", {"selector": "target"}, "Bearer admin"),
             ("POST", "/end_weight_update", {}, "Bearer admin"),
         ]
+        client.update_weights_from_disk("/targets/1")
+        client.update_weights_from_disk("/targets/2", "2")
+        assert server.other[-2:] == [
+            ("POST", "/update_weights_from_disk", {"model_path": "/targets/1"}, "Bearer admin"),
+            ("POST", "/update_weights_from_disk", {"model_path": "/targets/2", "weight_version": "2"}, "Bearer admin"),
+        ]
 
 
 def test_the_strategy(connect: Connect) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import httpx
 
+from tlt_client.batches import harvest
 from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
@@ -23,7 +24,7 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
 )
-from tlt_client.session import Session, Streaming, harvest
+from tlt_client.session import Session, Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
 
@@ -196,6 +197,11 @@ class AsyncClient:
 
     async def end_weight_update(self) -> None:
         await self._run(self._session.end_weight_update())
+
+    async def update_weights_from_disk(
+        self, model_path: str, weight_version: str | None = None, *, within_s: float = 600.0
+    ) -> None:
+        await self._run(self._session.update_weights_from_disk(model_path, weight_version, within_s))
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import httpx
 
+from tlt_client.batches import harvest
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
@@ -22,7 +23,7 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
 )
-from tlt_client.session import Session, Streaming, harvest
+from tlt_client.session import Session, Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
 
@@ -248,6 +249,12 @@ class Client:
     def end_weight_update(self) -> None:
         """Closes it: `Versions.target.version` grows. BadRequest if none is open. Sent once."""
         self._run(self._session.end_weight_update())
+
+    def update_weights_from_disk(
+        self, model_path: str, weight_version: str | None = None, *, within_s: float = 600.0
+    ) -> None:
+        """Puts a checkpoint in force as the target once no request runs, and flushes the prefix cache."""
+        self._run(self._session.update_weights_from_disk(model_path, weight_version, within_s))
 
     def close(self) -> None:
         self._http.close()

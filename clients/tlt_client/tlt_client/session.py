@@ -4,12 +4,13 @@ import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import httpx
 import msgspec
 
 from tlt_client import errors, wire
+from tlt_client.batches import one_for_each
 from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Sample
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
@@ -72,7 +73,7 @@ class Session:
             raise errors.InvalidArgument("prompts is one string: give a list of prompts, or use generate")
         if rid is not None and (not rid or rid.startswith(RESAMPLED)):
             raise errors.InvalidArgument(f"rid={rid!r}: must not be empty nor begin with {RESAMPLED!r}")
-        each = _one_for_each(sampling, len(prompts))
+        each = one_for_each(sampling, len(prompts))
         until, headers = self._until(deadline_s), wire.headers_for(version)
         return [
             Sample(
@@ -195,6 +196,10 @@ class Session:
     def end_weight_update(self) -> Flow[None]:
         yield from self.policy.fetch(self._control("POST", "/end_weight_update"))
 
+    def update_weights_from_disk(self, model_path: str, weight_version: str | None, within_s: float) -> Flow[None]:
+        fields = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
+        yield from self.policy.ask(self._control("POST", "/update_weights_from_disk", wire.encode(fields), within_s))
+
     def _control(self, method: str, path: str, body: bytes | None = None, more_s: float = 0.0) -> Call:
         admin = method != "GET"
         return Call(method, path, self._until(self.control_timeout_s + more_s), body, admin=admin)
@@ -269,35 +274,6 @@ class Streaming:
                 return []
             if chunks := self._reader.feed(piece):
                 return chunks
-
-
-class Job(Protocol):
-    """What concurrent.futures.Future and asyncio.Task have in common."""
-
-    def done(self) -> bool: ...
-    def cancelled(self) -> bool: ...
-    def exception(self) -> BaseException | None: ...
-    def result(self) -> Rollout: ...
-
-
-def harvest(jobs: Sequence[Job]) -> list[Rollout]:
-    """The rollouts in order; or the first failure, which is given the rollouts that are complete."""
-    over = {i: job for i, job in enumerate(jobs) if job.done() and not job.cancelled()}
-    finished = {i: job.result() for i, job in over.items() if job.exception() is None}
-    for i, job in over.items():
-        if (error := job.exception()) is not None:
-            if isinstance(error, errors.TltClientError):
-                error.finished, error.index = finished, i
-            raise error
-    return [job.result() for job in jobs]
-
-
-def _one_for_each(sampling: SamplingParams | Sequence[SamplingParams] | None, n: int) -> Sequence[SamplingParams]:
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * n
-    if len(sampling) != n:
-        raise errors.InvalidArgument(f"{len(sampling)} sampling parameters for {n} prompts: give one, or one for each")
-    return sampling
 
 
 def _finite(seconds: float) -> float | None:
