@@ -1,0 +1,68 @@
+"""`tlt-grpo`: the only place that reads argv."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tlt_client import Client
+from tlt_client.errors import InvalidArgument, TltClientError
+
+from tlt_grpo.config import Config, Dtype, Scale
+from tlt_grpo.errors import GrpoError
+from tlt_grpo.log import Line, Log
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def train(
+    url: Annotated[str, typer.Option(help="Of the rollout server.")],
+    model: Annotated[str, typer.Option(help="What the server serves: folder or hub name.")],
+    out: Annotated[Path, typer.Option(help="For policy and log; the server must see it under the same path.")],
+    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 10,
+    prompts: Annotated[int, typer.Option(help="Problems in a step.")] = 8,
+    group: Annotated[int, typer.Option(help="Responses to each.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(help="Of a response.")] = 512,
+    temperature: Annotated[float, typer.Option(help="Of rollouts.")] = 1.0,
+    scale: Annotated[Scale, typer.Option(help="Divide advantages by their group's deviation, or by nothing.")] = "std",
+    learning_rate: Annotated[float, typer.Option(help="AdamW's.")] = 1e-5,
+    updates: Annotated[int, typer.Option(help="Optimiser steps in a GRPO step.")] = 1,
+    clip_low: Annotated[float, typer.Option(help="The ratio counts from 1 - this.")] = 0.2,
+    clip_high: Annotated[float, typer.Option(help="The ratio counts to 1 + this.")] = 0.28,
+    kl: Annotated[float | None, typer.Option(help="Weight of the KL from the start; 0 measures it only.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.")] = 8192,
+    held_out: Annotated[int, typer.Option(help="Held-out problems to answer first and last.")] = 0,
+    device: Annotated[str, typer.Option(help="torch's name of it.")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="Of the sums; weights are float32.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Of problems, and of how responses are shared out to updates.")] = 0,
+) -> None:
+    """Train a policy on the embedded task, with rollouts from a server."""
+    config = Config(**{name: value for name, value in locals().items() if name in Config.__struct_fields__})
+    from tlt_grpo.train import train as run  # torch is imported once the settings are known to be good
+
+    with Log(out / "log.jsonl") as log, Client(url) as client:
+
+        def tell(line: Line) -> None:
+            log.write(line)
+            typer.echo(line)
+
+        try:
+            run(config, client, tell)
+        except KeyboardInterrupt:
+            typer.echo(f"tlt-grpo: stopped; {out} holds the policy of the last whole step, and the log", err=True)
+            raise typer.Exit(130) from None
+
+
+def main() -> None:
+    """The entry point: what went wrong is one line; a traceback means a bug of ours."""
+    warnings = logging.StreamHandler()
+    warnings.setFormatter(logging.Formatter("tlt-grpo: %(message)s"))
+    for name in ("tlt_grpo", "tlt_client"):
+        logging.getLogger(name).addHandler(warnings)
+    try:
+        app()
+    except (GrpoError, TltClientError) as error:
+        typer.echo(f"tlt-grpo: {error}", err=True)
+        sys.exit(2 if isinstance(error, GrpoError | InvalidArgument) else 1)

@@ -1,0 +1,139 @@
+"""What a run says of itself: a JSON object a line, flushed as it comes."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from tlt_grpo.errors import GrpoError
+from tlt_grpo.policy import Learnt
+from tlt_grpo.rollouts import Rollouts, accept_length
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
+    """One step. Its updates come after its rollouts: what is said of those is of the policy before."""
+
+    step: int
+    """From 1."""
+    weight_version: str
+    """Our name of the weights that sampled."""
+    target_versions: tuple[int, ...]
+    """The server's numbers of them; empty from a server that does not say."""
+    drafter_versions: tuple[int, ...]
+    """Which drafted."""
+    responses: int
+    reward: float
+    """Mean over the responses."""
+    length_mean: float
+    """Tokens of a response."""
+    length_p90: float
+    length_max: int
+    accept_length: float | None
+    """Tokens per verifying target pass, the bonus token counted; None without speculation."""
+    tokens: int
+    """Sampled."""
+    tokens_per_s: float
+    """Of the rollouts alone."""
+    rollout_s: float
+    learn_s: float
+    publish_s: float
+    failed_requests: int
+    learnt: Learnt | None
+    """None where every group's responses were equally good."""
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        weight_version: str,
+        rollouts: Rollouts,
+        rewards: Sequence[float],
+        learnt: Learnt | None,
+        clock: Sequence[float],
+    ) -> "Step":
+        """`clock`: when the rollouts began, when they were complete, when it had learnt, when that was published."""
+        lengths = [each.completion_tokens for each in rollouts.all]
+        rollout_s, learn_s, publish_s = (end - begin for begin, end in pairwise(clock))
+        return cls(
+            step=number,
+            weight_version=weight_version,
+            target_versions=_distinct(span.target_version for each in rollouts.all for span in each.weight_versions),
+            drafter_versions=_distinct(span.version for each in rollouts.all for span in each.drafter_versions),
+            responses=len(rewards),
+            reward=statistics.fmean(rewards),
+            length_mean=statistics.fmean(lengths),
+            length_p90=statistics.quantiles(lengths, n=10, method="inclusive")[8],
+            length_max=max(lengths),
+            accept_length=accept_length(rollouts.all),
+            tokens=sum(lengths),
+            tokens_per_s=sum(lengths) / rollout_s,
+            rollout_s=rollout_s,
+            learn_s=learn_s,
+            publish_s=publish_s,
+            failed_requests=rollouts.failed,
+            learnt=learnt,
+        )
+
+    def __str__(self) -> str:
+        drafted = "" if self.accept_length is None else f", accept length {self.accept_length:.2f}"
+        return (
+            f"step {self.step}: reward {self.reward:.3f}, {self.length_mean:.0f} tokens a response{drafted}, "
+            f"{self.tokens_per_s:.0f} tokens/s; "
+            f"{self.rollout_s:.1f} s to roll out, {self.learn_s:.1f} s to learn, {self.publish_s:.1f} s to publish"
+        )
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="held_out"):
+    """The policy on problems that it is not trained on."""
+
+    step: int
+    """After which; 0: the start."""
+    problems: int
+    accuracy: float
+
+    def __str__(self) -> str:
+        return f"held out: {self.accuracy:.0%} of {self.problems} problems"
+
+
+Line = Step | HeldOut
+
+
+class Log:
+    """A new file.
+
+    Raises:
+        GrpoError: there is one already, or it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise GrpoError(f"{path}: a run was logged here; name another folder by --out") from error
+        except OSError as error:
+            raise GrpoError(f"{path}: {error.strerror}") from error
+
+    def write(self, line: Line) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if not self._path.stat().st_size:  # nothing was logged: the same folder may be used again
+            self._path.unlink()
+
+
+def read(path: Path) -> list[Line]:
+    """What was written so far; a line that is being written is left out."""
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+
+
+def _distinct(versions: Iterable[int | None]) -> tuple[int, ...]:
+    return tuple(sorted({each for each in versions if each is not None}))
