@@ -1,4 +1,5 @@
-# make demo   environment, fork, server and the main job, on any Linux x86-64 machine; JSON=PATH keeps the figures
+# make demo   environment, fork, server, the main job and the RL loop, on any Linux x86-64 machine; JSON=PATH keeps the
+#             figures, demo.png the picture
 # make test   every test that runs without a GPU
 # make lint   format, lint, types
 # make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
@@ -25,7 +26,7 @@ $(READY): pyproject.toml $(wildcard clients/*/pyproject.toml) $(wildcard patches
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found: name one, as in make PYTHON=/path/to/python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0 torchvision==0.28.0
-	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,dev]' -e clients/tlt_client -e clients/grpo
+	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,demo,dev]' -e clients/tlt_client -e clients/grpo
 	$(BIN)/tlt-server fork install
 	@touch $@
 

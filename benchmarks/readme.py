@@ -10,7 +10,7 @@ from benchmarks.profiling import breakdown
 from benchmarks.reload import shown
 from benchmarks.training import shown as training
 from tlt_server import results
-from tlt_server.demo.run import as_text
+from tlt_server.demo.parts import as_text
 from tlt_server.errors import ConfigError
 from tlt_server.support import as_markdown
 

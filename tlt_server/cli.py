@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter.")
 app.add_typer(drafter_app, name="drafter")
 train_app = typer.Typer(help="Train the drafter of running servers.")
 app.add_typer(train_app, name="train")
+Part = Literal["speculation", "loop", "both"]
 _out = Console(highlight=False, soft_wrap=True)
 
 
@@ -164,21 +165,24 @@ def train_export(
 
 @app.command()
 def demo(
-    problems: Annotated[int, typer.Option(min=1, help="Problems; each is answered 8 times.")] = 16,
+    part: Annotated[Part, typer.Option(help="speculation: off and on, compared; loop: RL and both trainers.")] = "both",
+    problems: Annotated[int, typer.Option(min=1, help="Of speculation; each is answered 8 times.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Of RL.")] = 10,
     json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    plot: Annotated[Path, typer.Option(help="File for the picture of the loop.")] = Path("demo.png"),
 ) -> None:
-    """Serve the embedded model with speculation off and on, send it rollouts, compare."""
+    """Serve the embedded model with speculation off and on; then train it by RL, and a drafter with it."""
     from tlt_server import results
-    from tlt_server.demo.run import faults, run
+    from tlt_server.demo.parts import run
     from tlt_server.fork.status import require_fork
 
     require_fork()
-    figures = run(problems, _out)
+    figures, faults = run(part, problems, steps, plot, _out)
     if json:
         results.write(results.measured_here("demo", ["tlt-server", *sys.argv[1:]], figures), json)
         _out.print(f"figures written to {json}")
-    if found := faults(figures):
-        raise DemoFailed("; ".join(found))
+    if faults:
+        raise DemoFailed("; ".join(faults))
 
 
 def read_config(

@@ -63,25 +63,50 @@ def running_module(
         environment: variables beside this process's own.
     """
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", *module, "--host", "127.0.0.1", "--port", str(port), *arguments]
+    command = [*module, "--host", "127.0.0.1", "--port", str(port), *arguments]
+    with running(command, log, environment=environment) as server:
+        await_answer(server, f"{url}/health", log, start_timeout)
+        yield Running(url, server.pid)
+
+
+@contextlib.contextmanager
+def running(
+    module: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a Python module, its output in `log`; what it started and left is ended with it.
+
+    It has a process group of its own, so that Ctrl-C reaches it through this context alone.
+
+    Args:
+        module: its name, and its flags.
+        environment: variables beside this process's own.
+    """
     with log.open("wb") as output:
-        server = subprocess.Popen(
-            command, stdout=output, stderr=output, start_new_session=True, env=os.environ | (environment or {})
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=os.environ | (environment or {}),
         )
     try:
-        _await_health(server, url, log, start_timeout)
-        yield Running(url, server.pid)
+        yield process
     finally:
-        _end(server)
+        _end(process)
 
 
-def _await_health(server: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
+def await_answer(process: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
+    """Returns once `url` answers.
+
+    Raises:
+        ServerFailed: the process ended, or did not answer within `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise ServerFailed(f"the server ended with exit code {server.returncode}:\n{tail(log)}")
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with exit code {process.returncode}:\n{tail(log)}")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(url, timeout=5).status_code == 200:
                 return
         time.sleep(0.2)
     raise ServerFailed(f"the server did not answer within {timeout:.0f} s:\n{tail(log)}")
@@ -92,12 +117,12 @@ def tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """Ends the server as Ctrl-C would; then whatever is left of the processes that it started."""
-    if server.poll() is None:
-        server.send_signal(signal.SIGINT)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends it as Ctrl-C would; then whatever is left of the processes that it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=15)
+            process.wait(timeout=15)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tlt_server.demo.run import as_text, explain, faults
+from tlt_server.demo.parts import as_text
+from tlt_server.demo.run import explain, faults
 
 FIGURES: dict[str, float | int] = {
     "requests": 1520,

@@ -1,4 +1,4 @@
-"""The demo: the main job, small. Rollouts for RL from our server, with speculation off and on, and the lossless check.
+"""The demo's first part: the main job, small. Rollouts with speculation off and on, and the lossless check.
 
 1. start the server without its drafter; then again, with it; each time
 2.   sample groups of 8 responses to each problem at temperature 1, as GRPO does
@@ -8,7 +8,6 @@
 """
 
 import asyncio
-import io
 import math
 import statistics
 import tempfile
@@ -59,8 +58,7 @@ def run(count: int, console: Console) -> dict[str, float | int]:
             with running_server([*flags, "--random-seed", str(SEED)], Path(folder) / f"{name}.log") as url:
                 rounds[name] = asyncio.run(_exercise(url, problems(count, SEED), console))
     figures = compare(rounds["plain"], rounds["spec"])
-    console.print(as_table(figures))
-    console.print(explain(figures))
+    show(figures, console)
     return figures
 
 
@@ -76,12 +74,10 @@ def faults(f: dict[str, float | int]) -> list[str]:
     return said
 
 
-def as_text(figures: dict[str, float | int]) -> str:
-    """The table and the explanation as plain text: what the README shows of the kept result."""
-    page = Console(width=90, file=io.StringIO(), record=True)
-    page.print(as_table(figures))
-    page.print(explain(figures))
-    return "\n".join(line.rstrip() for line in page.export_text().splitlines())
+def show(figures: dict[str, float | int], console: Console) -> None:
+    """Prints the table and the explanation."""
+    console.print(as_table(figures))
+    console.print(explain(figures))
 
 
 async def _exercise(url: str, tasks: Sequence[Problem], console: Console) -> Answers:
