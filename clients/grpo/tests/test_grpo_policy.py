@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import sample_texts
 
@@ -96,6 +97,18 @@ def test_a_penalty_holds_the_policy_near_its_start() -> None:
         assert learnt.kl is not None
         moved.append(sum(abs(gain) for gain in gains(one, some)))
     assert moved[1] < moved[0] / 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_holds_the_weights_in_the_dtype_of_the_sums(dtype: Any, tmp_path: Path) -> None:
+    one = policy(dtype=dtype, learning_rate=1e-4)
+    one.learn(trajectories(one), 1)
+    one.save(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(saved.pop(name), weight.to(getattr(torch, dtype)))
+    assert not saved
+    assert policy(model=str(tmp_path)).tokens("3*4") == one.tokens("3*4")
 
 
 @pytest.mark.parametrize(

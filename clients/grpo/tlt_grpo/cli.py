@@ -35,7 +35,7 @@ def train(
     batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.")] = 8192,
     held_out: Annotated[int, typer.Option(help="Held-out problems to answer first and last.")] = 0,
     device: Annotated[str, typer.Option(help="torch's name of it.")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Of the sums; weights are float32.")] = "float32",
+    dtype: Annotated[Dtype, typer.Option(help="Of the sums, and of what is published.")] = "float32",
     seed: Annotated[int, typer.Option(help="Of problems, and of how responses are shared out to updates.")] = 0,
 ) -> None:
     """Train a policy on the embedded task, with rollouts from a server."""

@@ -45,7 +45,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Problems, kept out of training, that are answered once each before the first step and after the last."""
     device: str = "cpu"
     dtype: Dtype = "float32"
-    """Of the sums; weights and optimiser are kept in float32."""
+    """Of the sums, and of what is published; the weights that learn are kept in float32."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -53,8 +53,11 @@ class Policy:
         return tuple(self.tokenizer.encode(prompt))
 
     def save(self, folder: Path) -> None:
-        """A checkpoint that SGLang and transformers load."""
-        self.model.save_pretrained(folder)
+        """A checkpoint that SGLang and transformers load, in the dtype of the sums: a server that computes in bfloat16
+        would round a larger one itself."""
+        dtype = getattr(torch, self._config.dtype)
+        weights = {name: weight.to(dtype) for name, weight in self.model.state_dict().items()}
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
 
     def learn(self, trajectories: Sequence[Trajectory], step: int) -> Learnt | None:
