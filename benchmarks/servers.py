@@ -28,9 +28,9 @@ GPU_FLAGS = [
 ]
 GRAPHS = {
     "decode": "Capture target decode CUDA graph end",
-    "verify": "Capture target verify CUDA graph end",
-    "draft": "Capture draft decode CUDA graph end",
-    "draft_extend": "Capture draft extend CUDA graph end",
+    "verify": "captured verification",
+    "draft": "captured drafting",
+    "draft_extend": "captured draft-extend",
 }
 
 Request = tuple[Tokens, Mapping[str, Any]]

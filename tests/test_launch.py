@@ -37,7 +37,7 @@ def test_a_named_model_brings_no_drafter(named: list[str]) -> None:
 
 
 def test_a_drafter_brings_its_algorithm_and_the_arm() -> None:
-    config = ServerConfig(drafter=str(eagle3_path()), arm=Arm(5, 4, 16))
+    config = ServerConfig(drafter=str(eagle3_path()), arms=(Arm(5, 4, 16),))
     flags = values(compose(config, MODEL, gpu=True))
     assert flags["--speculative-algorithm"] == "EAGLE3"
     assert flags["--speculative-num-draft-tokens"] == "16"

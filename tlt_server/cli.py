@@ -1,6 +1,7 @@
 """The command line: `tlt-server {fork, drafter, serve, train, demo}`. The only place that reads argv."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -94,7 +95,10 @@ def serve(
     context: typer.Context,
     drafter: Annotated[str | None, typer.Option(help="An EAGLE or EAGLE-3 drafter: folder, hub name or auto.")] = None,
     drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What --drafter auto makes; eagle.")] = None,
-    arm: Annotated[str | None, typer.Option(help="num_steps,topk,num_draft_tokens; 3,1,4 by default.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="num_steps,topk,num_draft_tokens; several to choose from; 3,1,4 by default."),
+    ] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Drafter trainer to follow: tcp://HOST:PORT, ipc://PATH.")] = None,
     watchdog: Annotated[Watchfulness | None, typer.Option(help="What a drafter that is worse meets.")] = None,
@@ -188,7 +192,7 @@ def demo(
 def read_config(
     path: Path | None,
     drafter: str | None = None,
-    arm: str | None = None,
+    arms: Sequence[str] | None = None,
     speculation: bool | None = None,
     trainer: str | None = None,
     drafter_kind: DrafterKind | None = None,
@@ -201,7 +205,7 @@ def read_config(
     given = {
         "drafter": drafter,
         "drafter_kind": drafter_kind,
-        "arm": Arm.parse(arm) if arm else None,
+        "arms": tuple(map(Arm.parse, arms)) if arms else None,
         "speculation": speculation,
         "trainer": msgspec.structs.replace(config.trainer or Trainer(address=""), address=trainer) if trainer else None,
         "watchdog": watchdog,

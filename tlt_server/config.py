@@ -7,8 +7,9 @@ patched SGLang behaves as upstream's.
 
 import os
 import socket
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -38,8 +39,11 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
             raise ConfigError(f"arm {self}: num_steps and topk must be at least 1")
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ConfigError(f"arm {self}: a chain verifies num_steps + 1 = {self.num_steps + 1} tokens")
-        if not 2 <= self.num_draft_tokens <= self.tree_size:
-            raise ConfigError(f"arm {self}: num_draft_tokens must lie between 2 and {self.tree_size}, the whole tree")
+        path = self.num_steps + 1  # SGLang's kernels end where fewer tokens are verified than one path has
+        if not path <= self.num_draft_tokens <= self.tree_size:
+            raise ConfigError(
+                f"arm {self}: num_draft_tokens must lie between {path} and {self.tree_size}, the whole tree"
+            )
 
     def __str__(self) -> str:
         return f"({self.num_steps},{self.topk},{self.num_draft_tokens})"
@@ -63,6 +67,11 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
         if len(numbers) != 3:
             raise ConfigError(f"arm {text!r}: write num_steps,topk,num_draft_tokens, as in 3,1,4")
         return cls(*numbers)
+
+
+def widest(arms: Sequence[Arm]) -> Arm:
+    """The smallest arm that is nowhere smaller than one of these: what buffers are sized by."""
+    return Arm(*(max(values) for values in zip(*map(msgspec.structs.astuple, arms), strict=True)))
 
 
 class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,7 +150,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; `auto`: one is made, and not used before another is
         sent; None: the embedded one for the embedded target, else no speculation.
     drafter_kind: what `auto` makes.
-    arm: the strategy that speculation runs with.
+    arms: those that a step may be decoded with, beside plain decoding.
     speculation: False serves without a drafter whatever `drafter` says.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
@@ -154,7 +163,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     drafter: str | None = None
     drafter_kind: DrafterKind = DrafterKind.EAGLE
-    arm: Arm = Arm(3, 1, 4)
+    arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)] = (Arm(3, 1, 4),)
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     trainer: Trainer | None = None
@@ -162,6 +171,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     watchdog: Watchfulness = Watchfulness.ARMED
     accept_length_floor: Annotated[float, msgspec.Meta(gt=1)] = 1.2
     step_log: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.arms)) < len(self.arms):
+            raise ConfigError(f"arms {', '.join(map(str, self.arms))}: one of them is named twice")
 
     @property
     def begins_untrained(self) -> bool:
@@ -196,3 +209,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"config file {path}: {error.strerror}") from error
         except (msgspec.DecodeError, ImportError) as error:
             raise ConfigError(f"config file {path}: {error}") from error
+
+
+def arms_of(server_args: Any) -> tuple[Arm, ...]:
+    """The arms of a speculative server, in one of its processes.
+
+    Args:
+        server_args: upstream's. Where the user set them to something else than we did, that is the one arm.
+    """
+    a = server_args
+    own = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
+    arms = ServerConfig.from_environment().arms
+    return arms if widest(arms) == own else (own,)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer
+from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer, widest
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import check_models, check_port, drafter_algorithm
 from tlt_server.support import require_supported
@@ -71,7 +71,7 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
     if drafter and config.speculation and not own:
         if config.begins_untrained:
             drafter = _make_drafter(argv, config.drafter_kind, added.get("--model-path"))
-        added |= _speculation(drafter, config.arm)
+        added |= _speculation(drafter, widest(config.arms))
     if not gpu:
         added |= CPU_FLAGS
     flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from tlt_client.schemas import SelectionUpdate
+from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.simulation.server import Server, Step
 from benchmarks.simulation.world import World
@@ -36,7 +36,7 @@ def drain(mode: str, seed: int, requests: int, median: int = 800, learned: Learn
     learned: before, on another batch; None: the server was just started.
     """
     world = World(Random(seed))
-    server = Server(world, SelectionUpdate(mode=mode))
+    server = Server(world, StrategyUpdate(mode=mode))
     if learned is not None:
         server.selector.restore(learned)
     left = [round(median * world.random.lognormvariate(0, 1)) for _ in range(requests)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from tlt_client.schemas import SelectionUpdate
+from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.simulation.server import Server, Step, regret
 from benchmarks.simulation.world import CAPTURED, CONTEXT, World
@@ -59,7 +59,7 @@ class _Stage:
         world = World(Random(seed), **differs)
         below = [Bucket(1, (None,))] if batch > 1 else []
         buckets = [*below, Bucket(batch, tuple(arms)), Bucket(batch + 1, (None,))]
-        return cls(world, Server(world, SelectionUpdate(mode=mode), buckets), world.new_levels(batch))
+        return cls(world, Server(world, StrategyUpdate(mode=mode), buckets), world.new_levels(batch))
 
     def steps(self, count: int) -> list[Step]:
         cached = CONTEXT * len(self.levels)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tlt_client.schemas import SelectionUpdate
+from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.simulation.world import BATCHES, CAPTURED, World
 from tlt_server.strategy.arms import Bucket, Buckets, Choice
@@ -41,7 +41,7 @@ class Server:
     buckets: None for those that it makes itself. Its steps are then held against all arms, else against their bucket's.
     """
 
-    def __init__(self, world: World, settings: SelectionUpdate, buckets: Sequence[Bucket] | None = None) -> None:
+    def __init__(self, world: World, settings: StrategyUpdate, buckets: Sequence[Bucket] | None = None) -> None:
         costs = StepCosts(world.timed_at_start())
         own = buckets or default_buckets(costs, CAPTURED, max(BATCHES), list(BATCHES))
         self.buckets = Buckets(own, max(BATCHES))

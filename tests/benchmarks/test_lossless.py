@@ -199,7 +199,7 @@ def test_stand_ins_import_to_any_depth() -> None:
 
 def test_graphs_are_read_off_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    lines = ["Capture target verify CUDA graph end. x", "Prefill batch, cuda graph: False"]
+    lines = ["captured verification of 4 tokens", "Prefill batch, cuda graph: False"]
     lines += [f"Decode batch, cuda graph: {used}" for used in (True, False)]
     log.write_text("\n".join(lines))
     figures = servers.graph_figures("tree", log)

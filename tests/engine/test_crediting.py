@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.api.versions import add_versions_to_meta_info
+from tlt_server.config import Arm
 from tlt_server.engine.crediting import KEY, credit_tokens, stamping_launched
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications
@@ -20,10 +21,18 @@ from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.state import EngineState, Stamp
 from tlt_server.engine.steplog import StepLog, read_steps
 
+ARM = Arm(3, 1, 4)
+
 
 def request(**fields: Any) -> Any:
     """As much of upstream's `Req` as is read."""
-    state = {"customized_info": None, "output_ids": [], "inflight_middle_chunks": 0, "is_retracted": False}
+    state = {
+        "customized_info": None,
+        "output_ids": [],
+        "inflight_middle_chunks": 0,
+        "is_retracted": False,
+        "spec_num_cap_tokens": 0,
+    }
     return Made(**state | {"finished": lambda: False} | fields)
 
 
@@ -33,7 +42,7 @@ def batch(*reqs: Any, extend: bool = False) -> Any:
 
 def result(*accepted: int) -> Any:
     lens = torch.tensor(accepted) if accepted else None
-    return Made(copy_done=None, accept_lens=lens, speculative_num_draft_tokens=4)
+    return Made(copy_done=None, accept_lens=lens, arm=ARM)
 
 
 @pytest.fixture
@@ -41,7 +50,7 @@ def scheduler() -> Any:
     """As much of upstream's `Scheduler` as is read, with a step under way where `result_queue` holds one."""
     publications = Publications("a", 2.0, lambda: 0.0, lambda published: None)
     events = EventLog()
-    state = EngineState(publications, events, drafter=None, speculation=Speculation(None, None, events), sharing=None)
+    state = EngineState(publications, events, drafter=None, speculation=Speculation(None, 32, events), sharing=None)
     ps = Made(attn_tp_rank=0)
     return Made(weight_updater=Made(state=state), is_generation=True, ps=ps, result_queue=deque())
 
@@ -114,7 +123,8 @@ def test_every_rank_tells_the_drafter_what_was_accepted(scheduler: Any, rank: in
     credit_tokens(scheduler, batch(*reqs), result(2, 2, 2))
     credit_tokens(scheduler, batch(*reqs, extend=True), result())
     credit_tokens(scheduler, batch(reqs[1]), result(4))
-    assert told == [(3, [("a", 2), ("c", 0)]), (4, [("a", 1), ("c", 1)])]
+    assert told == [(3, ARM, [("a", 2), ("c", 0)]), (4, ARM, [("a", 1), ("c", 1)])]
+    assert reqs[0].spec_num_cap_tokens == (6 if rank == 0 else 0), "drafts that two passes verified"
     assert (reqs[0].customized_info is None) == (rank == 1)
 
 

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tlt_client.schemas import Arm, DrafterVersion
+from tlt_client.schemas import DrafterVersion
 
-from tlt_server.config import Watchfulness
+from tlt_server.config import Arm, Watchfulness
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.swap import Staged
-from tlt_server.engine.watchdog import Watchdog
+from tlt_server.engine.watchdogs import Watchdogs
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 MOST = 3
@@ -60,6 +60,9 @@ def group() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
+ARM = Arm(MOST, 1, MOST + 1)
+
+
 class Rank:
     """A drafter with all that it is told and tells. The watchdog observes, unless a test says otherwise."""
 
@@ -71,16 +74,17 @@ class Rank:
         *,
         untrained: bool = False,
     ) -> None:
-        self.contents, self.events, self.worker = contents, EventLog(), Made(speculating=True)
+        self.contents, self.events = contents, EventLog()
+        self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, table=None)
         start = DrafterVersion(0, "start", None, None)
-        speculation = Speculation(self.worker, Arm(MOST, 1, MOST + 1), self.events)
-        dog = Watchdog(mode, 1.2, MOST, lambda: 0.0)
+        self.speculation = speculation = Speculation(self.worker, 32, self.events)
+        dog = Watchdogs([ARM], mode, 1.2, lambda: 0.0)
         self.drafter = Drafter(contents, group, nullcontext, self.events, start, dog, speculation, untrained=untrained)
 
     def settles(self, accepted: int, steps: int) -> None:
         """Steps of eight requests, each of which has so many drafts accepted."""
         for _ in range(steps):
-            self.drafter.settled(self.drafter.live.version, [(str(i), accepted) for i in range(8)])
+            self.drafter.settled(self.drafter.live.version, ARM, [(str(i), accepted) for i in range(8)])
 
     def told(self) -> list[str]:
         return [event.kind for event in self.events.after(0)]
@@ -135,15 +139,15 @@ def test_a_swap_and_its_way_back(drafter: Drafter, contents: Contents) -> None:
 
 def test_a_drafter_that_has_learnt_nothing_is_never_drafted_with(contents: Contents, group: Any) -> None:
     rank = Rank(contents, group, Watchfulness.ARMED, untrained=True)
-    assert not rank.worker.speculating
+    assert not rank.speculation.on
     swap(rank.drafter, "/a", 1)
-    assert rank.worker.speculating
+    assert rank.speculation.on
     rank.drafter.roll_back("it was asked for")
-    assert not rank.worker.speculating
+    assert not rank.speculation.on
     swap(rank.drafter, "/b", 2)
-    assert rank.worker.speculating
+    assert rank.speculation.on
     rank.settles(0, 1000)  # it is of no use, and what it could go back to has learnt nothing
-    assert not rank.worker.speculating
+    assert not rank.speculation.on
     assert (rank.drafter.live.version, rank.last("accept_length_collapsed")["action"]) == (2, "speculation_off")
 
 
@@ -295,7 +299,7 @@ def test_observing_it_only_says_so(armed: Rank) -> None:
     armed.drafter.set_watchdog(Watchfulness.ARMED)
     swap(armed.drafter, "/useless2", 2)
     armed.settles(0, 50)
-    assert (armed.contents.live, armed.worker.speculating) == ("start", True)
+    assert (armed.contents.live, armed.speculation.on) == ("start", True)
 
 
 def test_with_nothing_to_go_back_to_speculation_is_off_until_the_next(armed: Rank) -> None:
@@ -312,7 +316,7 @@ def test_with_nothing_to_go_back_to_speculation_is_off_until_the_next(armed: Ran
     swap(armed.drafter, "/good", 2)
     armed.settles(2, 200)
     assert armed.told()[seen:] == ["drafter_swapped", "speculation_on", "drafter_kept"]
-    assert armed.worker.speculating
+    assert armed.speculation.on
 
 
 @pytest.mark.parametrize(("accepted", "action"), [(1, "none"), (0, "speculation_off")])
@@ -325,14 +329,14 @@ def test_a_target_that_no_drafter_is_to_blame_for(armed: Rank, accepted: int, ac
     collapsed = rank.last("accept_length_collapsed")
     assert (collapsed["since"], collapsed["action"]) == ("target", action)
     assert rank.contents.live == "start"
-    assert rank.worker.speculating == (action == "none")
+    assert rank.speculation.on == (action == "none")
 
 
 def test_steps_of_another_drafter_say_nothing(armed: Rank) -> None:
     """Under overlap one is settled after the swap that followed its launch."""
     swap(armed.drafter, "/good", 1)
     for _ in range(100):
-        armed.drafter.settled(0, [(str(i), 0) for i in range(8)])
+        armed.drafter.settled(0, ARM, [(str(i), 0) for i in range(8)])
     assert armed.drafter.describe().watch.steps == 0
 
 

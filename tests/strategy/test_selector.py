@@ -23,8 +23,8 @@ MODES = st.sampled_from(["bandit", "paper", "off", "pinned"])
 BATCHES = st.lists(st.integers(1, LARGEST), min_size=1, max_size=150)
 
 
-def update(mode: str, **fields: float) -> schemas.SelectionUpdate:
-    return schemas.SelectionUpdate(mode=mode, pinned=schemas.Arm(3, 2, 6), **fields)
+def update(mode: str, **fields: float) -> schemas.StrategyUpdate:
+    return schemas.StrategyUpdate(mode=mode, pinned=schemas.Arm(3, 2, 6), **fields)
 
 
 class Server:

@@ -8,7 +8,7 @@ from tests.strategy.kit import CAPTURED, DEEP, LARGEST, SHALLOW, TREE, selector
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.settings import faults, to_client
 
-GOOD = schemas.SelectionUpdate(
+GOOD = schemas.StrategyUpdate(
     mode="paper",
     buckets=(
         schemas.SelectionBucket(1, (to_client(TREE), to_client(DEEP))),
@@ -20,12 +20,12 @@ GOOD = schemas.SelectionUpdate(
 
 def test_good_settings_have_no_fault() -> None:
     assert faults(GOOD, CAPTURED, LARGEST) == []
-    assert faults(schemas.SelectionUpdate(), CAPTURED, LARGEST) == []
-    assert faults(schemas.SelectionUpdate(mode="pinned", pinned=to_client(TREE)), CAPTURED, LARGEST) == []
+    assert faults(schemas.StrategyUpdate("bandit"), CAPTURED, LARGEST) == []
+    assert faults(schemas.StrategyUpdate(mode="pinned", pinned=to_client(TREE)), CAPTURED, LARGEST) == []
 
 
 def test_every_fault_is_named() -> None:
-    bad = schemas.SelectionUpdate(
+    bad = schemas.StrategyUpdate(
         mode="pinned",
         epsilon=2.0,
         window=0,
@@ -57,7 +57,7 @@ def test_every_fault_is_named() -> None:
 
 
 def test_a_mode_that_there_is_not() -> None:
-    assert faults(schemas.SelectionUpdate(mode="best"), CAPTURED, LARGEST) == [
+    assert faults(schemas.StrategyUpdate(mode="best"), CAPTURED, LARGEST) == [
         "mode 'best': one of bandit, paper, pinned, off"
     ]
 
@@ -67,20 +67,20 @@ def test_what_has_a_fault_changes_nothing() -> None:
     chosen.configure(GOOD)
     before = chosen.report()
     with pytest.raises(ConfigError, match=r"epsilon 2.0.*; pinned"):
-        chosen.configure(schemas.SelectionUpdate(mode="pinned", epsilon=2.0))
+        chosen.configure(schemas.StrategyUpdate(mode="pinned", epsilon=2.0))
     assert chosen.report() == before
 
 
 def test_an_arm_is_pinned_as_far_as_it_was_captured() -> None:
     chosen = selector()
-    chosen.configure(schemas.SelectionUpdate(mode="pinned", pinned=to_client(TREE)))
+    chosen.configure(schemas.StrategyUpdate(mode="pinned", pinned=to_client(TREE)))
     assert [chosen.table().arm(batch) for batch in (1, 8, 9, 128)] == [TREE, TREE, None, None]
-    chosen.configure(schemas.SelectionUpdate(mode="off"))
+    chosen.configure(schemas.StrategyUpdate(mode="off"))
     assert chosen.table().arm(1) is None
 
 
 def test_settings_cross_the_wire() -> None:
     body = msgspec.json.encode(GOOD)
-    assert msgspec.json.decode(body, type=schemas.SelectionUpdate) == GOOD
+    assert msgspec.json.decode(body, type=schemas.StrategyUpdate) == GOOD
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.json.decode(b'{"modes": "off"}', type=schemas.SelectionUpdate)
+        msgspec.json.decode(b'{"modes": "off"}', type=schemas.StrategyUpdate)

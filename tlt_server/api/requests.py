@@ -52,17 +52,18 @@ def _refuse_inexact(request: Any, params: Any) -> None:
         )
 
 
-def add_counts_to_meta_info(meta_info: dict[str, Any], server_args: Any) -> None:
+def add_counts_to_meta_info(meta_info: dict[str, Any]) -> None:
     """Completes the speculation counts in a response's meta_info, in place, under old and new names.
 
     A tree verifies `num_draft_tokens` tokens of which one, the root, was sampled before: that many less one were
-    proposed in each verify pass. Upstream 0.5.17 has renamed its keys; RL trainers read the names of before.
+    proposed. Each pass may have had another arm; their mean comes as `spec_cap_length` (engine/crediting.py). Upstream
+    0.5.17 has renamed its keys; RL trainers read the names of before.
     """
     passes = meta_info.get("spec_verify_ct")
     if not passes:
         return
     accepted = meta_info["spec_num_correct_drafts"]
-    proposed = passes * (server_args.speculative_num_draft_tokens - 1)
+    proposed = round(passes * meta_info.pop("spec_cap_length"))
     meta_info["spec_num_proposed_drafts"] = meta_info["spec_proposed_drafts"] = proposed
     meta_info["spec_draft_token_num"] = proposed
     meta_info["spec_accept_token_num"] = accepted

@@ -37,7 +37,8 @@ async def ask(message: Ask) -> list[Answer]:
     """What each data-parallel replica answers; one asks at a time, the others wait.
 
     Raises:
-        HTTPException: what a replica refuses, 400; what it refuses for what is in force, 409; where it failed, 500.
+        HTTPException: what a replica refuses, 400; for what is in force, 409; for settings that cannot be, 422; where
+            it failed, 500.
     """
     from sglang.srt.managers.io_struct import TltReqInput
 
@@ -49,6 +50,7 @@ async def ask(message: Ask) -> list[Answer]:
         raise HTTPException(500, "; ".join(failures))
     if refused := [answer for answer in answers if answer.refusal]:
         status = 409 if all(answer.out_of_turn for answer in refused) else 400
+        status = 422 if any(answer.invalid for answer in refused) else status
         raise HTTPException(status, "; ".join(sorted({str(answer.refusal) for answer in refused})))
     return answers
 

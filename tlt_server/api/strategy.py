@@ -24,6 +24,7 @@ async def strategy() -> Response:
 @router.put("/tlt/v1/strategy")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def update(request: Request) -> Response:
-    """Takes effect on all ranks at their next decode step. 409: there is no drafter to speculate with."""
+    """Takes effect on all ranks at their next decode step. 409: there is no drafter to speculate with; 422: settings
+    that cannot be, every fault named, and nothing was changed."""
     wanted = await body(request, StrategyUpdate)
-    return _first(await ask(Wish(wanted.mode)))
+    return _first(await ask(Wish(wanted)))

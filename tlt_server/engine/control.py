@@ -20,6 +20,7 @@ from sglang.srt.managers.io_struct import (
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.messages import (
+    Announce,
     Answer,
     Ask,
     Begin,
@@ -43,7 +44,7 @@ from tlt_server.engine.messages import (
     unpack_ask,
 )
 from tlt_server.engine.sharing import Sharing
-from tlt_server.errors import OutOfTurn, UpdateRefused
+from tlt_server.errors import ConfigError, OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +62,14 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
         if isinstance(recv_req, TltReqInput):
             return _answered(scheduler, recv_req)
         state = scheduler.weight_updater.state
-        _see(state.publications, recv_req)
+        _see(state, recv_req)
         if state.drafter is not None:
             _name_era(state.drafter.cache_era, recv_req)
         output = scheduler._request_dispatcher(recv_req)
         if isinstance(recv_req, ContinueGenerationReqInput):
             scheduler.weight_updater.memory.continued()
+        if isinstance(recv_req, UPDATES):
+            state.speculation.interrupted()
         if isinstance(recv_req, UPDATES) and output.success and state.drafter is not None:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
             state.drafter.watchdog.published()
@@ -80,10 +83,12 @@ def _name_era(era: int, recv_req: Any) -> None:
             each.extra_key = f"{each.extra_key or ''}|drafter era {era}"
 
 
-def _see(publications: Any, recv_req: Any) -> None:
+def _see(state: Any, recv_req: Any) -> None:
     """What trainers do around a publication."""
+    publications = state.publications
     if isinstance(recv_req, PauseGenerationReqInput):
         publications.paused()
+        state.speculation.interrupted()
     elif isinstance(recv_req, ContinueGenerationReqInput):
         publications.continued()
     elif isinstance(recv_req, FlushCacheReqInput):
@@ -97,9 +102,14 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
         if isinstance(ask, Pausing):
             scheduler.weight_updater.state.publications.paused()
             return None  # nobody waits for an answer: it would be taken for that of another message
+        if isinstance(ask, Announce):
+            scheduler.weight_updater.state.speculation.hear(ask.table)
+            return None
         answer = _answer(scheduler, ask)
     except UpdateRefused as refused:
         answer = Answer(refusal=str(refused), out_of_turn=isinstance(refused, OutOfTurn))
+    except ConfigError as error:
+        answer = Answer(refusal=str(error), invalid=True)
     except Exception as error:
         logger.exception("a control message failed")
         answer = Answer(failure=f"{type(error).__name__}: {error}")
@@ -117,7 +127,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             router.end()
         case Name(weight_version):
             state.publications.named(weight_version)
-        case ReadVersions() | Pausing():
+        case ReadVersions() | Pausing() | Announce():
             pass
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
@@ -127,9 +137,9 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             router.memory.take_back(tags)
         case HearTrainer(trainer):
             state.hear_trainer(trainer)
-        case Wish(mode):
+        case Wish(update):
             _drafter(state)
-            state.speculation.wish(mode)
+            state.speculation.wish(update)
         case Share(path):
             router.memory.require_weights()
             return Answer(shared=_sharing(state).share(path))

@@ -24,6 +24,8 @@ def stamping_launched(scheduler: Any) -> Iterator[None]:
         yield
     finally:
         if state.stamp != before:
+            if _weights(state.stamp) != _weights(before):
+                state.speculation.weights_changed()
             for _, result in getattr(scheduler, "result_queue", ()):
                 if not hasattr(result, "stamp"):
                     result.stamp = before
@@ -44,14 +46,15 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     stamp = getattr(result, "stamp", None) or state.stamp
     if result.copy_done is not None:
         result.copy_done.synchronize()
-    plain = result.speculative_num_draft_tokens == 1
+    arm = getattr(result, "arm", None)
+    decode = state.drafter is not None and batch.forward_mode.is_decode()
     sampled = zip(batch.reqs, _sampled(batch, result), strict=True)
     live = [(req, count) for req, count in sampled if not (req.finished() or req.is_retracted)]
     if scheduler.ps.attn_tp_rank == 0:  # the one that speaks to clients
         for req, count in live:
             _credit(req, count, stamp)
-            if plain:
-                _discount_pass(req)
+            if decode:
+                _count_pass(req, arm)
     if (tapped := getattr(result, "tapped", None)) is not None:
         tapped.credit(live, stamp)
     if state.step_log is not None:
@@ -59,8 +62,8 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
         state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens)
     with stamping_launched(scheduler):
         state.publications.tick()
-        if stamp.drafter_version is not None and live and batch.forward_mode.is_decode() and not plain:
-            state.settled(stamp.drafter_version, [(req.rid, count - 1) for req, count in live])
+        if decode:
+            state.settled(stamp.drafter_version, arm, len(batch.reqs), [(req.rid, count - 1) for req, count in live])
 
 
 def _sampled(batch: Any, result: Any) -> list[int]:
@@ -73,8 +76,16 @@ def _sampled(batch: Any, result: Any) -> list[int]:
     return [1] * len(batch.reqs) if accepted is None else accepted.tolist()
 
 
-def _discount_pass(req: Any) -> None:
-    """Takes back what upstream is about to count: a pass that verified nothing (engine/plain.py)."""
+def _weights(stamp: Stamp) -> tuple[int, int | None]:
+    return stamp.target_version, stamp.drafter_version
+
+
+def _count_pass(req: Any, arm: Any) -> None:
+    """Counts the drafts that a pass verified, in a field of upstream's that no EAGLE worker uses and that reaches the
+    response (api/requests.py). What upstream is about to count of a pass that verified none, it takes back."""
+    if arm is not None:
+        req.spec_num_cap_tokens += arm.num_draft_tokens - 1
+        return
     req.spec_verify_ct -= 1
     req.update_spec_correct_drafts_histogram(0)
     req.spec_correct_drafts_histogram[0] -= 2

@@ -25,14 +25,15 @@ from typing import Any
 from tlt_client.schemas import Drafter as Described
 from tlt_client.schemas import DrafterVersion, Staging
 
-from tlt_server.config import Watchfulness
+from tlt_server.config import Arm, Watchfulness
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.staging import FAILED, RUNNING, OnItsWay, Weights
 from tlt_server.engine.swap import Staged
-from tlt_server.engine.watchdog import Finding, Watchdog
+from tlt_server.engine.watchdog import Finding
+from tlt_server.engine.watchdogs import Watchdogs
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 
@@ -56,7 +57,7 @@ class Drafter:
         between_steps: Callable[[], AbstractContextManager[Any]],
         events: EventLog,
         start: DrafterVersion,
-        watchdog: Watchdog,
+        watchdog: Watchdogs,
         speculation: Speculation,
         *,
         untrained: bool = False,
@@ -159,12 +160,12 @@ class Drafter:
 
     # -- what the watchdog finds --
 
-    def settled(self, version: int, accepted: Sequence[tuple[str, int]]) -> None:
-        """A step that was launched with the drafter of this version is settled: accepted drafts, by request."""
+    def settled(self, version: int, arm: Arm, accepted: Sequence[tuple[str, int]]) -> None:
+        """A step that was launched with the drafter of this version, in this arm: accepted drafts, by request."""
         if version != self.live.version or self._speculation.held is not None:
             return
         self._steps += 1
-        if (finding := self.watchdog.observe(accepted)) is not None:
+        if (finding := self.watchdog.observe(arm, accepted)) is not None:
             self._act(finding)
 
     def set_watchdog(self, mode: Watchfulness) -> None:

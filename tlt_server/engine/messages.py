@@ -6,9 +6,10 @@ Under data parallelism each replica answers for itself. Both ends are of one rel
 """
 
 import msgspec
-from tlt_client.schemas import DrafterTrainer, Event, Mode, SharedTarget, Speculation, Versions
+from tlt_client.schemas import DrafterTrainer, Event, SharedTarget, Speculation, StrategyUpdate, Versions
 
 from tlt_server.config import Watchfulness
+from tlt_server.strategy.arms import ArmTable
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -67,9 +68,15 @@ class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
 
 
 class Wish(msgspec.Struct, frozen=True, tag="wish"):
-    """Speculate in this mode."""
+    """Choose arms like this."""
 
-    mode: Mode
+    update: StrategyUpdate
+
+
+class Announce(msgspec.Struct, frozen=True, tag="announce"):
+    """What all ranks decode by from the next step on, from rank 0. Never answered."""
+
+    table: ArmTable
 
 
 class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
@@ -104,7 +111,7 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
 
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
 OfWeights = Begin | End | Pausing | Name | Release | Resume
-Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | HearTrainer | Share
+Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | Announce | HearTrainer | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,11 +119,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     refusal: why nothing was done; None where it was.
     out_of_turn: whether it was refused for what is in force, not for what it is.
+    invalid: whether it was refused for settings that cannot be.
     failure: what went wrong on our side, where it did.
     """
 
     refusal: str | None = None
     out_of_turn: bool = False
+    invalid: bool = False
     failure: str | None = None
     versions: Versions | None = None
     trainer: DrafterTrainer | None = None

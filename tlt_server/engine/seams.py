@@ -7,7 +7,8 @@ belongs to a server that `tlt-server serve` started.
     sys.modules["sgl_kernel"]         it has no CPU build; the CPU engine's kernels stand in for it
     torchvision's nms and qnms        a torchvision built for CUDA does not register them beside a CPU build of torch
     attention backend "torch_native"  upstream's knows neither tree masks nor multi-step drafting
-    the scheduler's EAGLE worker      upstream's drafter stays what it was at start
+    the scheduler's EAGLE worker      upstream's drafter stays what it was at start, and so does its arm
+    max_decode_logits_rows            of the model runners: upstream's reckons with the widest arm at every batch size
     the scheduler's weight updater    upstream's loads a target into the drafter too, and fails by ending the server
     load_weights of the target        upstream's takes tensors that do not fit (engine/admission.py)
 """
@@ -25,6 +26,7 @@ from tlt_server.engine.cpu import (
 )
 from tlt_server.engine.crediting import credit_tokens
 from tlt_server.engine.finals import keeps_last_states
+from tlt_server.engine.graphs import capture_stream
 from tlt_server.engine.verify import (
     ends_before_limit,
     filter_target_probs,
@@ -37,7 +39,9 @@ __all__ = [
     "add_counts_to_meta_info",
     "add_routes",
     "add_versions_to_meta_info",
+    "announcer",
     "apply_token_bitmask",
+    "capture_stream",
     "check_request",
     "count_verified",
     "create_attention_backend",
@@ -45,6 +49,7 @@ __all__ = [
     "dispatch",
     "draft_backends",
     "draft_extend_backends",
+    "draft_worker_class",
     "eagle_worker_class",
     "ends_before_limit",
     "filter_target_probs",
@@ -86,6 +91,20 @@ def send_features(result: Any) -> None:
     from tlt_server.engine.tap import send_features
 
     send_features(result)
+
+
+def draft_worker_class() -> type:
+    """What an EAGLE worker drafts with."""
+    from tlt_server.engine.drafting import Drafting
+
+    return Drafting
+
+
+def announcer(scheduler: Any) -> Any:
+    """What adds to the requests that rank 0 received."""
+    from tlt_server.engine.speculation import Announcer
+
+    return Announcer(scheduler)
 
 
 def dispatch(scheduler: Any, recv_req: Any) -> Any:

@@ -1,37 +1,77 @@
-"""Whether decode steps speculate: as it was asked for, unless something speaks against it."""
+"""With which arm decode steps speculate: as the strategy chooses, unless something speaks against any.
 
+All ranks of a model switch at the same step. What is asked for, and what holds speculation off, reaches all of them
+between the same two steps; where that fixes the arms, each rank knows them. Where arms are learned, rank 0 alone times,
+counts and draws; what it decides is announced to all, itself included, with the requests that a scheduler's loop
+broadcasts before each step (`Announcer`).
+"""
+
+import time
+from collections.abc import Sequence
+from random import Random
 from typing import Any
 
-from tlt_client.schemas import Arm, Mode
-from tlt_client.schemas import Speculation as Described
+from msgspec.structs import replace
+from tlt_client import schemas
+from tlt_client.schemas import StrategyUpdate
 
+from tlt_server.config import Arm
 from tlt_server.engine.events import EventLog
+from tlt_server.strategy.arms import ArmTable, Choice
+from tlt_server.strategy.defaults import default_buckets
+from tlt_server.strategy.guess import guessed_costs
+from tlt_server.strategy.selector import Selector
+
+LEARNED = ("bandit", "paper")
+"""Modes in which rank 0 decides by what it has seen."""
+OFF = ArmTable((1,), (None,))
 
 
 class Speculation:
-    """The switch of one scheduler process, turned between two steps, and on all ranks alike.
+    """The strategy of one scheduler process.
 
+    worker: `EagleWorker`, which decodes by its `table`; None: the server was started without a drafter.
+    largest: batch size that the server runs.
+    leads: whether this is the rank that decides.
     held: why steps do not speculate, whatever is asked for.
-    worker: `EagleWorker`; None: the server was started without a drafter, and never speculates.
-    arm: of steps that speculate.
     """
 
-    def __init__(self, worker: Any, arm: Arm | None, events: EventLog) -> None:
-        self._worker, self._arm, self._events = worker, arm, events
-        self._mode: Mode = "off" if worker is None else "pinned"
+    def __init__(self, worker: Any, largest: int, events: EventLog, *, leads: bool = True) -> None:
+        self._worker, self._events, self._leads = worker, events, leads
         self.held: str | None = None
+        self._selector: Selector | None = None
+        self._wished = StrategyUpdate("off")
+        self._on = worker is not None
+        self._last: Arm | None = None
+        if worker is not None:
+            self._selector = _selector(worker, largest)
+            self._last = worker.all_arms[0]
+            self._wished = self._settled_for(StrategyUpdate("bandit" if len(worker.all_arms) > 1 else "pinned"))
+            self._selector.configure(self._wished)
 
     @property
     def on(self) -> bool:
-        return self._worker is not None and bool(self._worker.speculating)
+        """Whether decode steps may speculate."""
+        return self._on
 
-    def describe(self) -> Described:
+    def describe(self) -> schemas.Speculation:
         """As our routes show it."""
-        return Described(self._mode, self.on, self.held, self._arm)
+        if self._selector is None:
+            return schemas.Speculation("off", False, None, None)
+        arms = tuple(map(_client_arm, self._worker.all_arms))
+        last = None if self._last is None else _client_arm(self._last)
+        return schemas.Speculation(self._wished.mode, self.on, self.held, last, arms, self._selector.report())
 
-    def wish(self, mode: Mode) -> None:
-        """What is asked for."""
-        self._mode = mode
+    def wish(self, update: StrategyUpdate) -> None:
+        """What is asked for.
+
+        Raises:
+            ConfigError: it has faults, all of which are named, and nothing was changed.
+        """
+        assert self._selector is not None
+        update = self._settled_for(update)
+        self._selector.configure(update)
+        self._wished = update
         self._apply("it was asked for")
 
     def hold(self, why: str) -> None:
@@ -44,8 +84,99 @@ class Speculation:
         self.held = None
         self._apply(why)
 
+    # -- what rank 0 decides --
+
+    def announcement(self) -> ArmTable | None:
+        """What all ranks are to decode by from the next step on; None where they do, or where others decide."""
+        if not self._leads or not self._learns:
+            return None
+        assert self._selector is not None
+        table = self._selector.table()
+        return None if table == self._worker.table else table
+
+    def hear(self, table: ArmTable) -> None:
+        """An announcement. One that something else has overtaken says nothing."""
+        if self._learns:
+            self._worker.table = table
+
+    # -- what is seen --
+
+    def launched(self, arm: Choice, batch: int, cached: int) -> None:
+        """A decode step begins, of so many requests with so many cached tokens in all."""
+        self._last = arm or self._last
+        if self._leads and self._selector is not None:
+            self._selector.launched(arm, batch, cached, time.perf_counter())
+
+    def settled(self, batch: int, accepted: Sequence[int]) -> None:
+        """A decode step's result is on the CPU: accepted drafts of each request that counts."""
+        if self._leads and self._selector is not None:
+            self._selector.settled(batch, accepted, time.perf_counter())
+
+    def interrupted(self) -> None:
+        """Something else than a decode step begins: a prefill, an update, a pause."""
+        if self._leads and self._selector is not None:
+            self._selector.interrupted()
+
+    def weights_changed(self) -> None:
+        """Another target or drafter is in force."""
+        if self._leads and self._selector is not None:
+            self._selector.weights_changed()
+            self._selector.interrupted()
+
+    # -- within --
+
+    @property
+    def _learns(self) -> bool:
+        return self.held is None and self._wished.mode in LEARNED
+
+    def _settled_for(self, update: StrategyUpdate) -> StrategyUpdate:
+        if update.mode == "pinned" and update.pinned is None:
+            return replace(update, pinned=_client_arm(self._worker.all_arms[0]))
+        return update
+
     def _apply(self, why: str) -> None:
-        on = self._mode != "off" and self.held is None
-        if on != self.on:
-            self._worker.speculating = on
+        if self._worker is None:
+            return
+        assert self._selector is not None
+        on = self._wished.mode != "off" and self.held is None
+        if not on:
+            self._worker.table = OFF
+        elif not self._learns:
+            self._worker.table = self._selector.table()
+        if on != self._on:
+            self._on = on
             self._events.add("speculation_on" if on else "speculation_off", why=why)
+
+
+class Announcer:
+    """Adds to what rank 0 received what it has decided; stands where SGLang lets requests be held back.
+
+    scheduler: upstream's.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._blocker = scheduler.input_blocker
+        self._speculation = scheduler.weight_updater.state.speculation
+
+    def handle(self, recv_reqs: list[Any] | None) -> list[Any] | None:
+        """Before they are broadcast; on ranks that receive nothing themselves, None."""
+        from sglang.srt.managers.io_struct import TltReqInput
+
+        from tlt_server.engine.messages import Announce, pack
+
+        if self._blocker is not None:
+            recv_reqs = self._blocker.handle(recv_reqs)
+        if recv_reqs is not None and (table := self._speculation.announcement()) is not None:
+            recv_reqs.append(TltReqInput(body=pack(Announce(table))))
+        return recv_reqs
+
+
+def _selector(worker: Any, largest: int) -> Selector:
+    captured = worker.captured
+    costs = guessed_costs(worker.all_arms, largest)
+    sizes = sorted({1, 4, 16, 64, *captured.values()})
+    return Selector(costs, captured, largest, default_buckets(costs, captured, largest, sizes), Random(0))
+
+
+def _client_arm(arm: Arm) -> schemas.Arm:
+    return schemas.Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)

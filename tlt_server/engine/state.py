@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tlt_client.schemas import Arm, DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
+from tlt_client.schemas import DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
 
-from tlt_server.config import ServerConfig
+from tlt_server.config import Arm, ServerConfig
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
 from tlt_server.engine.sharing import Sharing, sharing_of
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.steplog import StepLog
-from tlt_server.engine.watchdog import Watchdog
+from tlt_server.engine.watchdogs import Watchdogs
 from tlt_server.metrics import show_event, show_staleness, show_watch
 
 
@@ -71,10 +71,20 @@ class EngineState:
         if trainer.refused is not None and trainer.refused != before.refused:
             self.events.add("drafter_refused", version=trainer.refused, why=trainer.reason)
 
-    def settled(self, drafter_version: int, accepted: Sequence[tuple[str, int]]) -> None:
-        """A step was settled that this drafter was in force for at its launch: accepted drafts, by request."""
+    def settled(self, drafter_version: int, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]]) -> None:
+        """A decode step was settled.
+
+        Args:
+            drafter_version: in force at its launch.
+            arm: it was launched with; None: off.
+            batch: requests in it.
+            accepted: drafts of each request that counts.
+        """
         assert self.drafter is not None
-        self.drafter.settled(drafter_version, accepted)
+        self.speculation.settled(batch, [count for _, count in accepted])
+        if arm is None or not accepted:
+            return
+        self.drafter.settled(drafter_version, arm, accepted)
         self._settled += 1
         if self._settled % SHOWN_EVERY == 0 and self.events.told is not None:
             self.show_watch()
@@ -104,7 +114,10 @@ def state_of(scheduler: Any) -> EngineState:
         time.monotonic,
         lambda published: _note(events, published),
     )
-    speculation = Speculation(scheduler.draft_worker, _arm(scheduler.server_args), events)
+    worker = scheduler.draft_worker if hasattr(scheduler.draft_worker, "all_arms") else None
+    speculation = Speculation(worker, scheduler.max_running_requests, events, leads=scheduler.ps.tp_rank == 0)
+    if worker is not None:
+        worker.speculation = speculation
     drafter = _drafter(scheduler, events, speculation, config)
     speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
@@ -131,13 +144,6 @@ def _note(events: EventLog, published: Published) -> None:
     )
 
 
-def _arm(server_args: Any) -> Arm | None:
-    a = server_args
-    if a.speculative_algorithm is None:
-        return None
-    return Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
-
-
 def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config: ServerConfig) -> Drafter | None:
     worker = scheduler.draft_worker
     if getattr(worker, "weights", None) is None:
@@ -151,7 +157,7 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
         return context
 
     start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
-    watchdog = Watchdog(config.watchdog, config.accept_length_floor, worker.speculative_num_steps, time.time)
+    watchdog = Watchdogs(worker.all_arms, config.watchdog, config.accept_length_floor, time.time)
     return Drafter(
         worker.weights,
         scheduler.tp_cpu_group,

@@ -52,7 +52,7 @@ class Selector:
         self._costs, self._captured, self._largest = costs, captured, largest
         self._own, self._random = buckets, random
         self._under_way = UnderWay()
-        self._arrange(schemas.SelectionUpdate(), None)
+        self._arrange(schemas.StrategyUpdate("bandit"), None)
 
     def table(self) -> ArmTable:
         """One arm for each bucket, for the next step."""
@@ -105,11 +105,11 @@ class Selector:
         self._knowledge.acceptance.weights_changed()
         self._bandit.weights_changed()
 
-    def faults(self, update: schemas.SelectionUpdate) -> list[str]:
+    def faults(self, update: schemas.StrategyUpdate) -> list[str]:
         """What is wrong with settings for this server, one line each."""
         return faults(update, self._captured, self._largest)
 
-    def configure(self, update: schemas.SelectionUpdate) -> None:
+    def configure(self, update: schemas.StrategyUpdate) -> None:
         """Takes settings whole, for the next table; what was learned stays, where its bucket begins as before.
 
         Raises:
@@ -147,7 +147,7 @@ class Selector:
             ),
         )
 
-    def _arrange(self, settings: schemas.SelectionUpdate, learned: Learned | None) -> None:
+    def _arrange(self, settings: schemas.StrategyUpdate, learned: Learned | None) -> None:
         self._settings = settings
         self._buckets = Buckets(self._own if settings.buckets is None else to_buckets(settings.buckets), self._largest)
         self._knowledge = Knowledge(self._buckets, self._costs)

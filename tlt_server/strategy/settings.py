@@ -31,7 +31,7 @@ def to_buckets(buckets: Sequence[schemas.SelectionBucket]) -> list[Bucket]:
     return [Bucket(bucket.first, tuple(from_client(arm) for arm in bucket.arms)) for bucket in buckets]
 
 
-def faults(update: schemas.SelectionUpdate, captured: Mapping[Arm, int], largest: int) -> list[str]:
+def faults(update: schemas.StrategyUpdate, captured: Mapping[Arm, int], largest: int) -> list[str]:
     """What is wrong with settings, one line each; empty where nothing is.
 
     Args:
@@ -41,7 +41,7 @@ def faults(update: schemas.SelectionUpdate, captured: Mapping[Arm, int], largest
     return [*_mode_and_numbers(update), *_pinned(update, captured), *_buckets(update.buckets, captured, largest)]
 
 
-def _mode_and_numbers(update: schemas.SelectionUpdate) -> Iterator[str]:
+def _mode_and_numbers(update: schemas.StrategyUpdate) -> Iterator[str]:
     if update.mode not in MODES:
         yield f"mode {update.mode!r}: one of {', '.join(MODES)}"
     if not 0 <= update.epsilon <= 1:
@@ -52,7 +52,7 @@ def _mode_and_numbers(update: schemas.SelectionUpdate) -> Iterator[str]:
         yield f"exploration {update.exploration}: must lie between 0 and 0.5, as a share of decoding time"
 
 
-def _pinned(update: schemas.SelectionUpdate, captured: Mapping[Arm, int]) -> Iterator[str]:
+def _pinned(update: schemas.StrategyUpdate, captured: Mapping[Arm, int]) -> Iterator[str]:
     if update.pinned is not None:
         yield from (f"pinned: {fault}" for fault in _arm(update.pinned, captured, 1))
     elif update.mode == "pinned":

@@ -154,28 +154,6 @@ class SharedTarget(msgspec.Struct, frozen=True):
     path: str
 
 
-Mode = Literal["pinned", "off"]
-
-
-class Speculation(msgspec.Struct, frozen=True):
-    """`GET /tlt/v1/strategy`."""
-
-    mode: Mode
-    """What was asked for: `pinned`, the arm that the server was started with; `off`, plain decoding."""
-    on: bool
-    """Whether decode steps speculate now."""
-    held: str | None
-    """Why they do not, though they should."""
-    arm: Arm | None
-    """Of steps that speculate; None where the server was started without a drafter."""
-
-
-class StrategyUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`PUT /tlt/v1/strategy`: from the next decode step on."""
-
-    mode: Mode
-
-
 class DrafterWatchdog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`PUT /tlt/v1/drafter/watchdog`."""
 
@@ -260,15 +238,15 @@ class SelectionBucket(msgspec.Struct, frozen=True):
     """Those that compete; None: off, which is plain decoding."""
 
 
-class SelectionUpdate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a server is to choose arms, from the next step on. All of it replaces what was."""
+class StrategyUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`PUT /tlt/v1/strategy`: how to choose arms, from the next decode step on. All of it replaces what was."""
 
-    mode: str = "bandit"
+    mode: str
     """`bandit`; `paper`: BEG-MAB as published; `pinned`: one arm, and off beyond its largest batch size; `off`."""
     pinned: Arm | None = None
-    """The arm of mode `pinned`."""
+    """The arm of mode `pinned`; None: the first that the server was started with."""
     buckets: tuple[SelectionBucket, ...] | None = None
-    """Ascending from batch size 1; None: the server's own, from start-up timing."""
+    """Ascending from batch size 1; None: the server's own."""
     epsilon: float = 0.1
     """Mode `paper`: how often it explores."""
     window: int = 300
@@ -324,3 +302,20 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: int
     """Results of no known step; likewise."""
     buckets: tuple[BucketReport, ...]
+
+
+class Speculation(msgspec.Struct, frozen=True):
+    """`GET /tlt/v1/strategy`."""
+
+    mode: str
+    """What was asked for: `bandit`, `paper`, `pinned` or `off`; `StrategyUpdate` says what they are."""
+    on: bool
+    """Whether decode steps may speculate now. A step does where its batch has an arm in force."""
+    held: str | None
+    """Why they do not, though they should."""
+    arm: Arm | None
+    """Of the last step that speculated; None where the server was started without a drafter."""
+    arms: tuple[Arm, ...] = ()
+    """Those that the server was started with."""
+    selection: Selection | None = None
+    """None from a server without a drafter, or older than this."""

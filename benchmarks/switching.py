@@ -1,0 +1,183 @@
+"""Does a server with several arms answer as one without, whatever arm each step has, and what does each arm cost?
+
+    python -m benchmarks.switching --models models/7b --logs logs/switching --json switching.json
+
+One server with four arms. Greedy problems are answered with speculation off, then with an arm drawn for each step, then
+by the bandit; where two answers part, the target in float32 says whether it was a tie. Then each arm is pinned, and
+off, at several batch sizes. The server's log says what each arm's graphs take, and which steps ran without them.
+"""
+
+import argparse
+import itertools
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import torch
+from rich.console import Console
+
+from benchmarks.command import Models, main
+from benchmarks.divergences import divergence_figures, divergences
+from benchmarks.servers import GPU_FLAGS, Request, Server, tokens_of
+from benchmarks.sides import name_of
+from tlt_server.config import Arm
+from tlt_server.demo.lossless import Tokens
+from tlt_server.demo.reference import Reference
+from tlt_server.engine.graphs import sizes_of
+from tlt_server.launch import has_gpu
+from tlt_server.process import running_server
+from tlt_server.results import Figures, Result
+
+ARMS = (Arm(3, 1, 4), Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 48))
+BATCHES = (1, 4, 8, 32, 128)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+"""As in `GPU_FLAGS`."""
+_out = Console(highlight=False, soft_wrap=True)
+
+
+def described(arm: Arm | None) -> dict[str, int] | None:
+    """An arm as HTTP knows it."""
+    names = ("num_steps", "topk", "num_draft_tokens")
+    return None if arm is None else {name: getattr(arm, name) for name in names}
+
+
+def strategy(server: Server, **wanted: object) -> dict[str, object]:
+    """Asks for a strategy. An error of the server's is shown with what it says."""
+    answer = server.http.put(f"{server.url}/tlt/v1/strategy", json=wanted)
+    if answer.is_error:
+        raise RuntimeError(f"PUT /tlt/v1/strategy {wanted}: {answer.status_code} {answer.text}")
+    found: dict[str, object] = answer.json()
+    return found
+
+
+def limits() -> dict[Arm, int]:
+    """The largest batch that each arm is captured for; on a CPU, that the server runs."""
+    return {arm: sizes_of(arm, GRAPH_SIZES)[-1] if has_gpu() else 32 for arm in ARMS}
+
+
+def lottery(server: Server) -> None:
+    """From now on each step draws its arm among those that were captured for its batch size."""
+    firsts = [1, *(most + 1 for most in sorted(set(limits().values())) if most < (256 if has_gpu() else 32))]
+    arms = {first: [described(arm) for arm, most in limits().items() if most >= first] for first in firsts}
+    buckets = [{"first": first, "arms": [*arms[first], None]} for first in firsts]
+    strategy(server, mode="paper", epsilon=1.0, buckets=buckets)
+
+
+def pulls(server: Server) -> dict[str, int]:
+    """Steps that counted, by arm."""
+    selection = server.http.get(f"{server.url}/tlt/v1/strategy").raise_for_status().json()["selection"]
+    found: dict[str, int] = {}
+    for bucket in selection["buckets"]:
+        for each in bucket["arms"]:
+            arm = "off" if each["arm"] is None else "{num_steps},{topk},{num_draft_tokens}".format(**each["arm"])
+            found[f"{arm} from {bucket['first']}"] = each["pulls"]
+    return found
+
+
+def answers(server: Server, prompts: Sequence[Tokens], length: int, at_once: int) -> list[Tokens]:
+    requests: list[Request] = [(prompt, {"temperature": 0, "max_new_tokens": length}) for prompt in prompts]
+    return [tokens_of(each) if each else () for each in server.ask(requests, at_once=at_once)]
+
+
+def compare(server: Server, models: Models, prompts: Sequence[Tokens], length: int) -> Figures:
+    """Greedy answers with speculation off, one by one and at once; with arms drawn; by the bandit."""
+    at_once = min(32, len(prompts))
+    strategy(server, mode="off")
+    truth = answers(server, prompts, length, at_once)
+    given = {"control": answers(server, prompts, length, max(1, at_once // 2))}
+    lottery(server)
+    given["lottery"] = answers(server, prompts, length, at_once)
+    _out.print(f"lottery: pulls {pulls(server)}")
+    strategy(server, mode="bandit")
+    given["bandit"] = answers(server, prompts, length, at_once)
+    _out.print(f"bandit: pulls {pulls(server)}")
+    target = Reference(models.target, torch.float32, "cuda" if has_gpu() else "cpu")
+    figures: Figures = {"greedy_responses": len(prompts)}
+    for name, each in given.items():
+        found = divergences(target, prompts, truth, each)
+        figures |= divergence_figures(name, found)
+        _out.print(f"{name}: {len(found)} of {len(prompts)} part, {sum(not one.tie for one in found)} of them no tie")
+    return figures
+
+
+def cost(server: Server, prompts: Sequence[Tokens], batch: int, arm: Arm | None, length: int) -> Figures:
+    """Milliseconds of a step and accept length, of an arm alone at one batch size."""
+    if arm is None:
+        strategy(server, mode="off")
+    else:
+        strategy(server, mode="pinned", pinned=described(arm))
+    before = server.counts()
+    params = {"temperature": 1, "max_new_tokens": length, "ignore_eos": True}
+    began = time.perf_counter()
+    server.ask([(prompt, params) for prompt in prompts[:batch]], at_once=batch, together=batch)
+    took, after = time.perf_counter() - began, server.counts()
+    drafts = after.drafts - before.drafts
+    accept = 1 + (after.accepted_tokens - before.accepted_tokens) / drafts if drafts else 1.0
+    name = f"{'off' if arm is None else name_of(arm)}_batch_{batch}"
+    tokens_s = batch * length / took
+    return {
+        f"tokens_s_{name}": tokens_s,
+        f"accept_length_{name}": accept,
+        f"step_ms_{name}": 1e3 * accept * batch / tokens_s,
+    }
+
+
+def costs(server: Server, prompts: Sequence[Tokens], smoke: bool) -> Figures:
+    """Of each arm where it was captured, and of off."""
+    figures: Figures = {}
+    for batch, arm in itertools.product((1, 4) if smoke else BATCHES, (None, *ARMS)):
+        if arm is None or batch <= limits()[arm]:
+            found = cost(server, prompts, batch, arm, 32 if smoke else 256)
+            _out.print("  ".join(f"{name} {value:.2f}" for name, value in found.items()))
+            figures |= found
+    return figures
+
+
+def said(log: Path) -> Figures:
+    """What the log tells: memory of graphs, decode lines without a graph, tracebacks."""
+    text = log.read_text(errors="replace")
+    for line in text.splitlines():
+        if "captured " in line or "Capture " in line:
+            _out.print(line[-160:])
+    gib = [float(found) for found in re.findall(r"captured .*?: ([\d.]+) GiB", text)]
+    lines = [line for line in text.splitlines() if "Decode batch" in line]
+    for start in [found.start() for found in re.finditer("Traceback", text)][:2]:
+        _out.print(text[start : start + 4000])
+    without = sum("graph: True" not in line for line in lines)
+    return {"graphs_gib": sum(gib), "logged_batches": len(lines), "logged_batches_without_graph": without}
+
+
+def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
+    """All figures."""
+    prompts = models.prompts(16 if arguments.smoke else 128)
+    log, figures = logs / "switching.log", Figures()
+    flags = ["--model-path", str(models.target), "--drafter", str(models.drafter), "--decode-log-interval", "10"]
+    for arm in ARMS:
+        flags += ["--arm", f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}"]
+    began = time.monotonic()
+    try:
+        with running_server([*flags, *(GPU_FLAGS if has_gpu() else [])], log, start_timeout=500) as url:
+            server = Server(url, time.monotonic() - began)
+            figures["server_start_s"] = server.start_seconds
+            figures |= compare(server, models, prompts[: 16 if arguments.smoke else 64], 48 if arguments.smoke else 256)
+            figures |= costs(server, prompts, arguments.smoke)
+            figures |= {"requests": server.requests, "failed_requests": server.failed}
+    except (httpx.HTTPError, RuntimeError) as error:
+        _out.print(f"the server failed: {error}")
+        raise
+    finally:
+        if log.exists():
+            figures |= said(log)
+    return figures
+
+
+def table(result: Result) -> str:
+    """The figures, one a line."""
+    return "\n".join(["| figure | value |", "|---|---|", *(f"| {k} | {v:.6g} |" for k, v in result.figures.items())])
+
+
+if __name__ == "__main__":
+    main("switching", __doc__, sys.argv[1:], measured, table)

@@ -1,0 +1,22 @@
+"""Which batch sizes an arm is captured at, and on what stream."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.config import Arm
+from tlt_server.engine.graphs import MOST_VERIFIED, capture_stream, sizes_of
+
+SIZES = st.lists(st.integers(1, 512), min_size=1, unique=True).map(sorted)
+ARMS = st.sampled_from([Arm(1, 1, 2), Arm(3, 1, 4), Arm(5, 4, 16), Arm(8, 4, 48)])
+
+
+@given(ARMS, SIZES)
+def test_an_arm_is_captured_where_it_can_pay(arm: Arm, sizes: list[int]) -> None:
+    found = sizes_of(arm, sizes)
+    assert found == sizes[: len(found)] != []
+    assert all(size * arm.num_draft_tokens <= MOST_VERIFIED for size in found[1:])
+    assert all(size * arm.num_draft_tokens > MOST_VERIFIED for size in sizes[len(found) :])
+
+
+def test_there_is_one_stream_to_capture_on() -> None:
+    assert capture_stream() is capture_stream()

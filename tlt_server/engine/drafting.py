@@ -1,0 +1,52 @@
+"""Upstream's draft worker, where a step's shape may be another than that of the step before."""
+
+from copy import copy
+from typing import Any
+
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+
+class Drafting(EagleDraftWorker):
+    """Leaves as many candidates after a step as any arm takes, and takes as many as its own arm has branches.
+
+    The candidates of all requests must be equally wide, whatever arm each was decoded with last: requests meet in a
+    batch, and under overlap candidates wait in one buffer. They are sorted, so that the first of them are the best.
+
+    widest: in branches, of all arms.
+    """
+
+    widest = 1
+    topk: int
+    speculative_num_draft_tokens: int
+
+    def draft(self, batch: Any) -> Any:
+        proposal = batch.spec_info
+        if proposal.topk_p.shape[1] > self.topk:
+            proposal.topk_p = proposal.topk_p[:, : self.topk].contiguous()
+            proposal.topk_index = proposal.topk_index[:, : self.topk].contiguous()
+        return super().draft(batch)
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
+        """Reads what a step can have accepted, no more: verification has moved it to the front of a request's rows."""
+        topk, nodes = self.topk, self.speculative_num_draft_tokens
+        rows = self.speculative_num_steps + 1
+        self.topk, self.speculative_num_draft_tokens = self.widest, rows
+        if rows < nodes:
+            batch.out_cache_loc = _front(batch.out_cache_loc, nodes, rows)
+            batch_result = _front_of_result(batch_result, nodes, rows)
+        super()._draft_extend_for_decode(batch, batch_result)
+        self.topk, self.speculative_num_draft_tokens = topk, nodes
+
+
+def _front(values: Any, nodes: int, rows: int) -> Any:
+    """[bs * nodes, ...] to [bs * rows, ...]: the first rows of each request."""
+    return values.unflatten(0, (-1, nodes))[:, :rows].flatten(0, 1)
+
+
+def _front_of_result(result: Any, nodes: int, rows: int) -> Any:
+    """What draft-extend reads of a `GenerationBatchResult`; the draft input that it writes to is the same one."""
+    front = copy(result)
+    front.next_token_ids = _front(result.next_token_ids, nodes, rows)
+    front.logits_output = copy(result.logits_output)
+    front.logits_output.hidden_states = _front(result.logits_output.hidden_states, nodes, rows)
+    return front
