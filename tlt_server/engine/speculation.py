@@ -18,6 +18,7 @@ from tlt_client.schemas import StrategyUpdate
 from tlt_server.config import Arm
 from tlt_server.engine.events import EventLog
 from tlt_server.strategy.arms import ArmTable, Choice
+from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.defaults import default_buckets
 from tlt_server.strategy.guess import guessed_costs
 from tlt_server.strategy.selector import Selector
@@ -173,8 +174,8 @@ class Announcer:
 
 def _selector(worker: Any, largest: int) -> Selector:
     captured = worker.captured
-    costs = guessed_costs(worker.all_arms, largest)
-    sizes = sorted({1, 4, 16, 64, *captured.values()})
+    costs = StepCosts(worker.timings) if worker.timings else guessed_costs(worker.all_arms, largest)
+    sizes = sorted({each.batch for each in worker.timings} or {1, 4, 16, 64, *captured.values()})
     return Selector(costs, captured, largest, default_buckets(costs, captured, largest, sizes), Random(0))
 
 

@@ -15,7 +15,7 @@ A decode step of upstream's, which this class stands around:
 Behind a pass of the target a copy of its states is taken, where a drafter trainer is sent them (engine/tap.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -27,7 +27,9 @@ from tlt_server.engine.graphs import Graphs
 from tlt_server.engine.plain import PlainSteps
 from tlt_server.engine.swap import DrafterWeights
 from tlt_server.engine.tap import Tap, tap_of
+from tlt_server.engine.timing import timings
 from tlt_server.strategy.arms import ArmTable, Choice, pinned_table
+from tlt_server.strategy.costs import Timing
 
 
 class EagleWorker(EAGLEWorkerV2):
@@ -36,12 +38,14 @@ class EagleWorker(EAGLEWorkerV2):
     weights: the drafter's, from when its pools are allocated.
     all_arms: those of this server, the first of them in force at first.
     captured: the largest batch size of each arm: of its CUDA graphs where there are some and several arms, else any.
+    timings: of each arm's steps, where there are several, and CUDA graphs.
     table: the arm of each batch size. Changed between two steps only, on all ranks alike.
     speculation: is told of each step; None before the scheduler has one.
     tap: None where no features are taken.
     """
 
     weights: DrafterWeights
+    timings: Sequence[Timing]
     table: ArmTable
     captured: Mapping[Arm, int]
     speculation: Any = None
@@ -68,6 +72,8 @@ class EagleWorker(EAGLEWorkerV2):
         self._plain = PlainSteps(self)
         self._last: Choice = None
         self.captured = self._graphs.captured(self._target_worker.model_runner.max_running_requests)
+        several = len(self.all_arms) > 1
+        self.timings = timings(self._arms.by_arm, self._plain.runner.decode_cuda_graph_runner) if several else []
         self.table = pinned_table(self.all_arms[0], self.captured)
 
     def forward_batch_generation(
