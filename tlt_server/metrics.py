@@ -42,6 +42,9 @@ ACCEPT_LENGTH = Named(
     "tlt_spec_accept_length", "Tokens that one verify pass gave one request, the bonus token included"
 )
 
+ARM_STEPS = Named(
+    "tlt_arm_steps", "Decode steps, by the arm that they were launched with: num_steps,topk,num_draft_tokens, or off"
+)
 TARGET_UPDATES = Named(
     "tlt_target_updates", "Calls that carried weights of the target, by route and outcome: written, or refused"
 )
@@ -149,6 +152,24 @@ def count_verified(reqs: Sequence[Any], result: Any) -> None:
     draft_tokens.inc(len(live) * (result.speculative_num_draft_tokens - 1))
     for position in range(max(live)):
         _at(position).inc(sum(n > position for n in live))
+
+
+@cache
+def _arm_steps() -> "Counter":
+    from prometheus_client import Counter
+
+    return Counter(ARM_STEPS.name, ARM_STEPS.help, ["arm"])
+
+
+@cache
+def _of_arm(arm: Any) -> Any:
+    """The counter of an arm's steps."""
+    return _arm_steps().labels("off" if arm is None else str(arm).strip("()"))
+
+
+def count_step(arm: Any) -> None:
+    """Counts a decode step that begins, with an `Arm`, or with None: off."""
+    _of_arm(arm).inc()
 
 
 @cache

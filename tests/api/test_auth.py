@@ -13,7 +13,14 @@ def app() -> FastAPI:
     return app
 
 
-READ = {"/metrics", "/tlt/v1/status", "/tlt/v1/events", "/tlt/v1/drafter", "/tlt/v1/strategy"}
+READ = {
+    "/metrics",
+    "/tlt/v1/status",
+    "/tlt/v1/events",
+    "/tlt/v1/drafter",
+    "/tlt/v1/strategy",
+    "/tlt/v1/strategy/learned",
+}
 
 
 def test_what_changes_a_server_asks_for_the_admin_key(app: FastAPI) -> None:

@@ -108,6 +108,11 @@ def test_the_bandit_finds_its_way(servers: Servers) -> None:
         assert found.decoded_s > 0
         assert (found.lost, found.unmatched) == (0, 0)
         assert sum(arm.pulls for bucket in found.buckets for arm in bucket.arms) > 20
+        learned = client.learned()
+        client.learn(learned)
+        assert client.learned() == learned
+        with pytest.raises(BadRequest, match=r"hits"):
+            client.learn({**learned, "acceptance": {**learned["acceptance"], "hits": []}})
         with pytest.raises(BadRequest, match=r"(?s)epsilon 2.*window 0.*was not captured"):
             client.set_strategy(StrategyUpdate("pinned", pinned=Arm(9, 1, 10), epsilon=2, window=0))
         assert client.strategy().mode == "bandit"

@@ -1,11 +1,14 @@
 """Settings are judged as a whole, and taken as a whole."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from tlt_client import schemas
 
 from tests.strategy.kit import CAPTURED, DEEP, LARGEST, SHALLOW, TREE, selector
 from tlt_server.errors import ConfigError
+from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.settings import faults, to_client
 
 GOOD = schemas.StrategyUpdate(
@@ -84,3 +87,23 @@ def test_settings_cross_the_wire() -> None:
     assert msgspec.json.decode(body, type=schemas.StrategyUpdate) == GOOD
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.json.decode(b'{"modes": "off"}', type=schemas.StrategyUpdate)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("trials", [1.0, -1.0]),
+        ("hits", [1.0]),
+        ("hits", [3.0, 1.0]),
+        ("parts", [{"arm": None, "mean": 1e9, "variance": 1.0}]),
+        ("parts", [{"arm": None, "mean": 0.0, "variance": -1.0}]),
+        ("parts", [{"arm": [3, 1, 9], "mean": 0.0, "variance": 1.0}]),
+    ],
+)
+def test_what_cannot_have_been_learned_is_refused(field: str, value: Any) -> None:
+    acceptance = {"trials": [2.0, 1.0], "hits": [1.0, 1.0], "parts": []}
+    good = {"acceptance": acceptance, "paces": [{"first": 1, "arm": [3, 1, 4], "ratios": [1.0]}]}
+    msgspec.convert(good, Learned)
+    for bad in (good | {"acceptance": acceptance | {field: value}}, good | {"paces": [{"first": 0}]}):
+        with pytest.raises((msgspec.ValidationError, ConfigError)):
+            msgspec.convert(bad, Learned)

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import HTTPException, Request, Response
 
 from tlt_server.engine.messages import Answer, Ask, pack, unpack_answer
+from tlt_server.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ async def body(request: Request, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
         raise HTTPException(400, str(error)) from error
 
 

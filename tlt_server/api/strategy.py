@@ -5,7 +5,8 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.api.scheduler import as_json, ask, body
-from tlt_server.engine.messages import Answer, ReadVersions, Wish
+from tlt_server.engine.messages import Answer, Learn, ReadLearned, ReadVersions, Wish
+from tlt_server.strategy.learned import Learned
 
 router = APIRouter()
 
@@ -28,3 +29,16 @@ async def update(request: Request) -> Response:
     that cannot be, every fault named, and nothing was changed."""
     wanted = await body(request, StrategyUpdate)
     return _first(await ask(Wish(wanted)))
+
+
+@router.get("/tlt/v1/strategy/learned")
+async def learned() -> Response:
+    """What was learned of the arms, to be sent to a server that starts. 409: there is no drafter."""
+    return as_json((await ask(ReadLearned()))[0].learned)
+
+
+@router.put("/tlt/v1/strategy/learned")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def learn(request: Request) -> Response:
+    """Goes on from there; what is said of other arms is passed over. 409: there is no drafter."""
+    return _first(await ask(Learn(await body(request, Learned))))

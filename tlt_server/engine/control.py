@@ -28,11 +28,13 @@ from tlt_server.engine.messages import (
     End,
     Freeze,
     HearTrainer,
+    Learn,
     Name,
     OfDrafter,
     Offer,
     Pausing,
     ReadEvents,
+    ReadLearned,
     ReadVersions,
     Release,
     Resume,
@@ -44,6 +46,7 @@ from tlt_server.engine.messages import (
     unpack_ask,
 )
 from tlt_server.engine.sharing import Sharing
+from tlt_server.engine.speculation import Speculation
 from tlt_server.errors import ConfigError, OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)
@@ -137,15 +140,25 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             router.memory.take_back(tags)
         case HearTrainer(trainer):
             state.hear_trainer(trainer)
-        case Wish(update):
+        case ReadLearned():
             _drafter(state)
-            state.speculation.wish(update)
+            return Answer(learned=state.speculation.learned())
+        case Wish() | Learn():
+            _drafter(state)
+            _choose(state.speculation, ask)
         case Share(path):
             router.memory.require_weights()
             return Answer(shared=_sharing(state).share(path))
         case _:
             _steer(router, ask)
     return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
+
+
+def _choose(speculation: Speculation, ask: Wish | Learn) -> None:
+    if isinstance(ask, Wish):
+        speculation.wish(ask.update)
+    else:
+        speculation.learn(ask.learned)
 
 
 def _steer(router: Any, ask: OfDrafter) -> None:

@@ -10,6 +10,7 @@ from tlt_client.schemas import DrafterTrainer, Event, SharedTarget, Speculation,
 
 from tlt_server.config import Watchfulness
 from tlt_server.strategy.arms import ArmTable
+from tlt_server.strategy.learned import Learned
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -73,6 +74,16 @@ class Wish(msgspec.Struct, frozen=True, tag="wish"):
     update: StrategyUpdate
 
 
+class ReadLearned(msgspec.Struct, frozen=True, tag="read_learned"):
+    """What has rank 0 learned of the arms?"""
+
+
+class Learn(msgspec.Struct, frozen=True, tag="learn"):
+    """Go on from what was learned before."""
+
+    learned: Learned
+
+
 class Announce(msgspec.Struct, frozen=True, tag="announce"):
     """What all ranks decode by from the next step on, from rank 0. Never answered."""
 
@@ -111,7 +122,7 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
 
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
 OfWeights = Begin | End | Pausing | Name | Release | Resume
-Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | Announce | HearTrainer | Share
+Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | Announce | HearTrainer | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,6 +142,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trainer: DrafterTrainer | None = None
     events: list[Event] | None = None
     speculation: Speculation | None = None
+    learned: Learned | None = None
     shared: SharedTarget | None = None
 
 

@@ -17,10 +17,12 @@ from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.config import Arm
 from tlt_server.engine.events import EventLog
+from tlt_server.metrics import count_step
 from tlt_server.strategy.arms import ArmTable, Choice
 from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.defaults import default_buckets
 from tlt_server.strategy.guess import guessed_costs
+from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.selector import Selector
 
 LEARNED = ("bandit", "paper")
@@ -75,6 +77,16 @@ class Speculation:
         self._wished = update
         self._apply("it was asked for")
 
+    def learned(self) -> Learned:
+        """What a restart needs in order to be warm."""
+        assert self._selector is not None
+        return self._selector.learned()
+
+    def learn(self, learned: Learned) -> None:
+        """Goes on from what was learned before, here or on a server like this one."""
+        assert self._selector is not None
+        self._selector.restore(learned)
+
     def hold(self, why: str) -> None:
         """Keeps speculation off, whatever is asked for, until it is released."""
         self.held = why
@@ -106,6 +118,7 @@ class Speculation:
         """A decode step begins, of so many requests with so many cached tokens in all."""
         self._last = arm or self._last
         if self._leads and self._selector is not None:
+            count_step(arm)
             self._selector.launched(arm, batch, cached, time.perf_counter())
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:

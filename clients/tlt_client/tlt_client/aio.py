@@ -182,6 +182,12 @@ class AsyncClient:
     async def set_strategy(self, update: StrategyUpdate) -> Speculation:
         return await self._run(self._session.strategy(update))
 
+    async def learned(self) -> dict[str, Any]:
+        return await self._run(self._session.learned())
+
+    async def learn(self, learned: Mapping[str, Any]) -> None:
+        await self._run(self._session.learn(learned))
+
     async def report_trainer(self, trainer: DrafterTrainer) -> None:
         await self._run(self._session.report_trainer(trainer))
 

@@ -227,6 +227,14 @@ class Client:
         """From the next decode step on. VersionConflict from a server without a drafter."""
         return self._run(self._session.strategy(update))
 
+    def learned(self) -> dict[str, Any]:
+        """What the server has learned of its arms, to be kept for the next one."""
+        return self._run(self._session.learned())
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Lets a server go on from what another one had `learned`."""
+        self._run(self._session.learn(learned))
+
     def report_trainer(self, trainer: DrafterTrainer) -> None:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
         self._run(self._session.report_trainer(trainer))

@@ -181,6 +181,14 @@ class Session:
             Speculation, (yield from self.policy.ask(self._control("PUT" if body else "GET", path, body))), path
         )
 
+    def learned(self) -> Flow[dict[str, Any]]:
+        path = "/tlt/v1/strategy/learned"
+        return wire.decode(dict[str, Any], (yield from self.policy.ask(self._control("GET", path))), path)
+
+    def learn(self, learned: Mapping[str, Any]) -> Flow[None]:
+        body = msgspec.json.encode(learned)
+        yield from self.policy.ask(self._control("PUT", "/tlt/v1/strategy/learned", body))
+
     def report_trainer(self, trainer: DrafterTrainer) -> Flow[None]:
         yield from self.policy.ask(self._control("POST", "/tlt/v1/trainer", msgspec.json.encode(trainer)))
 
