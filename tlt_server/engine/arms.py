@@ -44,7 +44,7 @@ class Arms:
         self._worker, self._draft, self._target = worker, worker.draft_worker, worker.target_worker.model_runner
         self._widest = widest(arms)
         self._own = Parts(
-            Pass(self._draft.draft_attn_backend, None),
+            Pass(None, None),  # without an arm nothing drafts, and what SGLang made for that can go
             Pass(self._target.attn_backend, None),
             Pass(self._draft.draft_extend_attn_backend, None),
             self._shaped(self._widest),
