@@ -15,7 +15,7 @@ from tests.strategy.kit import BUCKETS, CAPTURED, DEEP, LARGEST, MS, SHALLOW, TR
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import ArmTable, Choice
-from tlt_server.strategy.defaults import default_buckets
+from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.selector import Selector
 
@@ -226,3 +226,16 @@ def test_default_buckets_hold_what_could_be_best_where_it_was_captured() -> None
     assert TREE in buckets[0].arms
     assert TREE not in buckets[1].arms
     assert all(None in bucket.arms and Arm(7, 1, 8) not in bucket.arms for bucket in buckets)
+
+
+@given(st.dictionaries(st.sampled_from([SHALLOW, DEEP, TREE]), st.integers(1, LARGEST)), st.integers(1, LARGEST))
+def test_without_timing_an_arm_competes_wherever_it_was_captured(captured: dict[Arm, int], largest: int) -> None:
+    buckets = untimed_buckets(captured, largest)
+    firsts = [bucket.first for bucket in buckets]
+    assert firsts[0] == 1
+    assert firsts == sorted(set(firsts))
+    for batch in range(1, largest + 1):
+        arms = max((bucket for bucket in buckets if bucket.first <= batch), key=lambda bucket: bucket.first).arms
+        assert set(arms) <= {None, *(arm for arm, most in captured.items() if most >= batch)}
+        assert None in arms
+        assert set(arms) >= {arm for arm, most in captured.items() if most >= min(largest, 4 * batch)}

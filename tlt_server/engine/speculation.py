@@ -20,7 +20,7 @@ from tlt_server.engine.events import EventLog
 from tlt_server.metrics import count_step
 from tlt_server.strategy.arms import ArmTable, Choice
 from tlt_server.strategy.costs import StepCosts
-from tlt_server.strategy.defaults import default_buckets
+from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.guess import guessed_costs
 from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.selector import Selector
@@ -187,8 +187,10 @@ class Announcer:
 
 def _selector(worker: Any, largest: int) -> Selector:
     captured = worker.captured
-    costs = StepCosts(worker.timings) if worker.timings else guessed_costs(worker.all_arms, largest)
-    sizes = sorted({each.batch for each in worker.timings} or {1, 4, 16, 64, *captured.values()})
+    if not worker.timings:
+        costs = guessed_costs(worker.all_arms, largest)
+        return Selector(costs, captured, largest, untimed_buckets(captured, largest), Random(0))
+    costs, sizes = StepCosts(worker.timings), sorted({each.batch for each in worker.timings})
     return Selector(costs, captured, largest, default_buckets(costs, captured, largest, sizes), Random(0))
 
 

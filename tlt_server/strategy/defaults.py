@@ -1,4 +1,4 @@
-"""Buckets from start-up timing, so that no table of cards is needed."""
+"""A server's own buckets: from start-up timing, so that no table of cards is needed; or without it."""
 
 from collections.abc import Mapping
 from math import exp
@@ -10,6 +10,8 @@ from tlt_server.strategy.costs import StepCosts
 
 _RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
+_UNTIMED = (1, 4, 16, 64)
+"""Batch sizes at which a bucket ends: up to four times as many requests are much alike."""
 _NEAR = 0.9
 """An arm stays that comes so near the best at one of these rates."""
 
@@ -34,6 +36,15 @@ def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int,
             buckets.append(Bucket(first, arms))
         first = last + 1
     return buckets
+
+
+def untimed_buckets(captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
+    """Where nothing was timed: every arm wherever it was captured, and off."""
+    ends = sorted({end for end in (*_UNTIMED, *captured.values()) if end < largest})
+    return [
+        Bucket(first, (*(arm for arm, most in captured.items() if most >= last), None))
+        for first, last in zip([1, *(end + 1 for end in ends)], [*ends, largest], strict=True)
+    ]
 
 
 def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> list[Choice]:
