@@ -54,6 +54,7 @@ STRATEGY: Json = {
 }
 
 
+LEARNED: Json = {"acceptance": {"trials": [2.0], "hits": [1.0], "parts": []}, "paces": []}
 LOADS: Json = {
     "version": "0.5.17",
     "loads": [{"num_running_reqs": 3, "num_waiting_reqs": 1}, {"num_running_reqs": 2, "num_waiting_reqs": 0}],
@@ -212,6 +213,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/drafter": (200, DRAFTER),
         "/tlt/v1/drafter/update": (200, DRAFTER),
         "/tlt/v1/strategy": (200, STRATEGY),
+        "/tlt/v1/strategy/learned": (200, LEARNED),
         "/tlt/v1/drafter/freeze": (200, DRAFTER),
         "/tlt/v1/drafter/watchdog": (200, DRAFTER),
         "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),

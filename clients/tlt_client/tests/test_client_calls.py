@@ -12,6 +12,7 @@ import pytest
 from sglang_stand_in import (
     DRAFTER,
     EVENT,
+    LEARNED,
     STATUS,
     STRATEGY,
     drop_after_reading,
@@ -23,6 +24,7 @@ from sglang_stand_in import (
 )
 
 from tlt_client import (
+    Arm,
     AsyncClient,
     BadRequest,
     Client,
@@ -36,6 +38,7 @@ from tlt_client import (
     ProtocolError,
     Retry,
     SamplingParams,
+    SelectionBucket,
     SharedTarget,
     SpecCounts,
     Speculation,
@@ -45,7 +48,6 @@ from tlt_client import (
     Timeout,
     VersionConflict,
 )
-from tlt_client.schemas import Arm
 
 Connect = Callable[..., Any]
 
@@ -324,6 +326,28 @@ def test_the_strategy(connect: Connect) -> None:
             ("GET", {}, "Bearer user"),
             ("PUT", {"mode": "off"}, "Bearer admin"),
         ]
+
+
+def test_what_was_learned_goes_from_server_to_server(connect: Connect) -> None:
+    with serving() as server:
+        client = connect(server.url, api_key="user", admin_key="admin")
+        client.learn(client.learned())
+        assert [(method, fields, key) for method, _, fields, key in server.other] == [
+            ("GET", {}, "Bearer user"),
+            ("PUT", LEARNED, "Bearer admin"),
+        ]
+
+
+def test_a_strategy_says_all_that_differs(connect: Connect) -> None:
+    update = StrategyUpdate("paper", buckets=(SelectionBucket(1, (Arm(3, 1, 4), None)),), epsilon=0.5)
+    arm = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}
+    with serving() as server:
+        connect(server.url).set_strategy(update)
+        assert server.other[0][2] == {
+            "mode": "paper",
+            "buckets": [{"first": 1, "arms": [arm, None]}],
+            "epsilon": 0.5,
+        }
 
 
 class Scripted(httpx.MockTransport, httpx.AsyncBaseTransport):

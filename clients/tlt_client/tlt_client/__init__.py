@@ -22,12 +22,15 @@ from tlt_client.flow import Retry
 from tlt_client.rollouts import Chunk, DrafterSpan, FinishReason, Rollout, SpecCounts, TargetSpan
 from tlt_client.sampling import SamplingParams
 from tlt_client.schemas import (
+    Arm,
     Drafter,
     DrafterTrainer,
     DrafterUpdate,
     DrafterVersion,
     Event,
     Load,
+    Selection,
+    SelectionBucket,
     SharedTarget,
     Speculation,
     Status,
@@ -39,6 +42,7 @@ from tlt_client.wire import Prompt
 
 __all__ = [
     "Aborted",
+    "Arm",
     "AsyncClient",
     "BadRequest",
     "Chunk",
@@ -60,6 +64,8 @@ __all__ = [
     "Retry",
     "Rollout",
     "SamplingParams",
+    "Selection",
+    "SelectionBucket",
     "ServerError",
     "ServerFault",
     "ServerUnavailable",
