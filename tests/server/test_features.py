@@ -1,7 +1,7 @@
 """What a server sends to learn from: the state of every position, equal to transformers' of the same tokens."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.server.trainer import Trainer, noisy, tensors_of, while_running
 from tlt_server.config import beside
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
+from tlt_server.engine.courier import MESSAGE_AGE
 from tlt_server.process import free_port
 
 pytestmark = pytest.mark.server
@@ -116,10 +117,7 @@ def test_nobody_listens_then_somebody_does(crowded: tuple[str, str], reference: 
     url, address = crowded
     with Client(url) as client:
         unheard = client.generate_batch(PROMPTS, SAMPLED)
-        deadline = time.monotonic() + 10
-        while not counted(client, "tlt_features_dropped_total") and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert counted(client, "tlt_features_dropped_total") > 0
+        until_steady(lambda: counted(client, "tlt_features_dropped_total"))
         assert counted(client, "tlt_features_sent_total") == 0
         with Learner(beside(address)) as learner:
             while not learner.tokens:  # the two have met
@@ -135,6 +133,17 @@ def test_nobody_listens_then_somebody_does(crowded: tuple[str, str], reference: 
                 assert missing == set(range(len(missing)))
         assert counted(client, "sglang:num_retracted_requests_total") > 0
     assert all(rollout.rid not in learner.rows for rollout in unheard)
+
+
+def until_steady(count: Callable[[], float]) -> float:
+    """A count, once it has begun to grow, and then not grown for longer than a message is gathered."""
+    before = 0.0
+    for _ in range(30):
+        time.sleep(4 * MESSAGE_AGE)
+        if (now := count()) and now == before:
+            return now
+        before = now
+    raise TimeoutError(f"still {before}")
 
 
 def crowd(client: Client) -> list[tuple[str, Rollout]]:
