@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import tables
+from benchmarks.adaptation import shown as adaptation
 from benchmarks.profiling import breakdown
 from benchmarks.reload import shown
 from benchmarks.training import shown as training
@@ -31,6 +32,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "swap_cpu": (shown.swap, ["swap.cpu2"]),
     "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
+    "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
     "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }

@@ -29,6 +29,8 @@ class Training:
     client: Client
     policy: Policy
     publisher: Publisher
+    grade: Callable[[Problem, str], bool] = grade
+    """Whether a response solves its problem: the reward."""
 
     def step(self, number: int, asked: Sequence[Problem]) -> Step:
         """Samples a group of responses to each problem, grades them, compares within the group, learns, publishes."""
@@ -40,7 +42,7 @@ class Training:
         sampled = self._roll_out(prompts)
         clock.append(time.monotonic())
 
-        rewards = [float(grade(problem, rollout.text)) for problem, rollout in zip(each, sampled.all, strict=True)]
+        rewards = [float(self.grade(problem, rollout.text)) for problem, rollout in zip(each, sampled.all, strict=True)]
         advantages = group_advantages(rewards, config.group, config.scale)
         trajectories = [
             Trajectory(prompt, rollout.tokens, rollout.logprobs or (), advantage)
@@ -57,7 +59,7 @@ class Training:
         """Answers problems that it is never trained on, once each, sampled as rollouts are."""
         asked = problems(self.config.held_out, self.config.seed)
         sampled = self._roll_out([self.policy.tokens(problem.prompt) for problem in asked])
-        right = [grade(problem, rollout.text) for problem, rollout in zip(asked, sampled.all, strict=True)]
+        right = [self.grade(problem, rollout.text) for problem, rollout in zip(asked, sampled.all, strict=True)]
         return HeldOut(step=number, problems=len(asked), accuracy=statistics.fmean(right))
 
     def _roll_out(self, prompts: Sequence[tuple[int, ...]]) -> Rollouts:

@@ -1,0 +1,114 @@
+"""Drafters that learn from the rollouts of the first policy alone, without any server.
+
+1. the control: as many training steps as the adapting drafter had, by the same trainer and settings
+2. is the embedded drafter converged? The recipe that made it, once more as long, and both judged
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.adaptation.arms import trainer_config
+from tlt_server.demo import default_paths
+from tlt_server.demo.checkpoint import load_drafter, load_target
+from tlt_server.demo.corpus import Sequence, batches
+from tlt_server.demo.evaluate import judge, walk
+from tlt_server.demo.model import Target
+from tlt_server.demo.optimise import optimise
+from tlt_server.demo.sampling import sample
+from tlt_server.demo.task import problems, training_problems
+from tlt_server.demo.train import drafter_loss
+from tlt_server.launch import has_gpu
+from tlt_server.results import Figures
+from tlt_server.trainer import folder as drafters
+from tlt_server.trainer.loop import Trainer
+from tlt_server.trainer.losses import HASS
+from tlt_server.trainer.packing import Run, pack
+
+STEPS, RATE, BATCH_TOKENS, ROLLOUTS = 3000, 2e-3, 32_768, 60_000
+"""The recipe of the embedded drafter, as tlt_server/demo/README.md has it."""
+
+
+def control(out: Path, steps: int, seed: int, rollouts: int, max_new_tokens: int) -> None:
+    """Writes a drafter to `out` that has begun as the embedded one and had so many steps more.
+
+    Args:
+        rollouts: of the embedded target, to as many training problems.
+    """
+    device, config = _device(), trainer_config(seed)
+    target = load_target(default_paths()[0]).to(device)
+    runs = list(_runs(target, _rollouts(target, rollouts, seed, max_new_tokens)))
+    drafter = drafters.load_drafter(default_paths()[1])
+    frozen = drafters.load_frozen(default_paths()[0], 0, _dtype())
+    frozen = replace(frozen, embedding=frozen.embedding.to(device), head=frozen.head.to(device))
+    trainer = Trainer(drafter.network.to(device), frozen, HASS, config.optimizer, seed)
+    for _ in range(steps):
+        trainer.step(pack(_drawn(runs, config.entries, trainer.random), config.entries, device))
+    drafter.export(out, {"target": str(default_paths()[0]), "steps": str(steps)})
+
+
+def _drawn(runs: list[Run], entries: int, random: Random) -> list[Run]:
+    """Some of `runs`, of `entries` entries in all, the last of them cut."""
+    chosen, room = [], entries
+    while room > 0:
+        run = random.choice(runs)
+        kept = min(run.entries, room)
+        chosen.append(Run(run.tokens[: kept + 1], run.states[: kept + 1], run.finals[: kept + 1], prompt=run.prompt))
+        room -= kept
+    return chosen
+
+
+@torch.no_grad()
+def _runs(target: Target, rollouts: list[Sequence]) -> Iterator[Run]:
+    """Rollouts with the target's states, as a server would send them."""
+    device = _device()
+    for rollout in rollouts:
+        tokens = torch.from_numpy(rollout.tokens).long()
+        hidden, _ = target(tokens.to(device)[None], target.shape.rope(torch.arange(len(tokens), device=device)))
+        states = hidden[0].to(_dtype())
+        yield Run(tokens, states, states, prompt=rollout.prompt_length)
+
+
+def converged(more: int, rollouts: int, judged: int) -> Figures:
+    """Accept lengths at the start of the embedded drafter and of one that has learnt `more` steps longer.
+
+    Args:
+        rollouts: to learn from. judged: held-out ones to judge by, of up to 1,024 tokens.
+    """
+    device = _device()
+    target = load_target(default_paths()[0]).to(device).requires_grad_(False)
+    first, longer = (load_drafter(default_paths()[1]).to(device) for _ in range(2))
+    data = batches(_rollouts(target, rollouts, 1, 1024), BATCH_TOKENS, 1, device)
+    optimise("longer", longer, lambda batch: drafter_loss(target, longer, batch), data, more, RATE)
+    prompts = [problem.prompt for problem in problems(judged, 1)]
+    held_out = sample(target, _encoded(prompts), 1, 1024)
+    found = {}
+    for name, drafter in (("frozen", first), ("longer", longer)):
+        rows = judge(target, drafter, held_out)
+        passes = sum(len(walk(row.matches)) for row in rows)
+        found[f"accept_length_{name}_start"] = sum(len(row.top1) for row in rows) / passes
+    return {"longer_steps": more, "judged_rollouts": judged, **found}
+
+
+def _rollouts(target: Target, count: int, seed: int, max_new_tokens: int) -> list[Sequence]:
+    prompts = _encoded([problem.prompt for problem in training_problems(count, seed)])
+    longest = max(map(len, prompts))
+    return sample(target, prompts, seed, longest + max_new_tokens)
+
+
+def _encoded(prompts: list[str]) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(default_paths()[0] / "tokenizer.json"))
+    return [each.ids for each in tokenizer.encode_batch(prompts)]
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if has_gpu() else "cpu")
+
+
+def _dtype() -> torch.dtype:
+    """Of features, embedding and head, as a server sends them."""
+    return torch.bfloat16 if has_gpu() else torch.float32

@@ -1,0 +1,166 @@
+"""Does a drafter that is trained along follow a policy that changes under RL?
+
+    python -m benchmarks.bench_adaptation --out FOLDER --json benchmarks/results/adaptation.h200.json
+
+Four arms, each seed a run of its own with the same problems: speculation off; the embedded drafter, frozen; the same
+one adapting, by a trainer that follows the server; and as a control one that had as many more training steps, on
+rollouts of the first policy alone. In the middle of each run the task changes.
+
+A run that is over is kept in FOLDER, and is not run again: one command may do a part, and the next go on. The figures
+are of all that FOLDER holds.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.markdown import Markdown
+from tlt_grpo.log import Line, Log, read
+
+from benchmarks.adaptation import arms, shown
+from benchmarks.adaptation.control import ROLLOUTS, STEPS, control, converged
+from benchmarks.adaptation.figures import ARMS, Run, Runs, figures
+from benchmarks.adaptation.rl import Plan
+from benchmarks.adaptation.rl import run as reinforce
+from benchmarks.command import out, positive, run
+from tlt_server import results
+from tlt_server.demo import default_paths
+from tlt_server.errors import ConfigError
+from tlt_server.results import Figures, Result
+
+SMOKE = Plan(
+    steps=2, switch=1, lesson_steps=1, updates=1, solutions=4, prompts=2, group=2, max_new_tokens=96, held_out=4,
+    control_rollouts=8,
+)  # fmt: skip
+CONVERGED = "converged.json"
+LOG = "log.jsonl"
+
+
+class Place:
+    """A folder of runs, all of one plan.
+
+    Raises:
+        ConfigError: there are runs of another plan in it.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan = folder, plan
+        folder.mkdir(parents=True, exist_ok=True)
+        kept, made = folder / "plan.json", msgspec.json.format(msgspec.json.encode(plan))
+        if kept.exists() and kept.read_bytes() != made:
+            raise ConfigError(f"--out {folder}: holds runs of another plan, {kept}. Name another folder")
+        partial = folder / f".plan-{os.getpid()}.partial"  # several commands may begin at once
+        partial.write_bytes(made)
+        partial.replace(kept)
+
+    def of(self, arm: str, seed: int) -> Path:
+        return self.folder / f"{arm}-{seed}"
+
+    def found(self, arm: str, seed: int) -> Run | None:
+        """A run that is over."""
+        log = self.of(arm, seed) / LOG
+        return Run.of(read(log)) if log.exists() else None
+
+    def runs(self) -> dict[str, Runs]:
+        """All that are over, by arm and seed."""
+        there = [log.parent.name.rpartition("-") for log in self.folder.glob(f"*/{LOG}")]
+        found: dict[str, dict[int, Run]] = {}
+        for arm, _, seed in sorted(there, key=lambda each: (ARMS.index(each[0]), int(each[2]))):
+            if (one := self.found(arm, int(seed))) is not None:
+                found.setdefault(arm, {})[int(seed)] = one
+        return dict(found)
+
+    def run(self, arm: str, seed: int) -> None:
+        """One run; of one that was broken off nothing is kept, and of one that is over logs alone."""
+        folder = self.of(arm, seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        with tempfile.TemporaryDirectory(prefix="tlt-bench-") as scratch:
+            drafter = self._drafter(arm, seed, Path(scratch))
+            with arms.serving(arm, seed, drafter, folder) as url, Log(folder / LOG) as log:
+
+                def tell(line: Line) -> None:
+                    log.write(line)
+                    out.print(f"{arm}, seed {seed}, {line}")
+
+                reinforce(self.plan, url, Path(scratch), seed, tell)
+
+    def _drafter(self, arm: str, seed: int, scratch: Path) -> Path:
+        """That the server begins with."""
+        if arm != "control":
+            return default_paths()[1]
+        if self.found("adapting", seed) is None:
+            raise ConfigError(f"control, seed {seed}: learns as long as the adapting drafter; run that one first")
+        steps = arms.trained(self.of("adapting", seed))["steps"]
+        made = scratch / "drafter"
+        control(made, steps, seed, self.plan.control_rollouts, self.plan.max_new_tokens)
+        return made
+
+    def converge(self, *, smoke: bool) -> None:
+        """Is the embedded drafter converged? Asked once."""
+        kept = self.folder / CONVERGED
+        if not kept.exists():
+            found = converged(2, 8, 8) if smoke else converged(STEPS, ROLLOUTS, 4096)
+            kept.write_bytes(msgspec.json.encode(found))
+
+    def figures(self) -> Figures:
+        """Of all that is here.
+
+        Raises:
+            ConfigError: no run is over.
+        """
+        if not (runs := self.runs()):
+            raise ConfigError(f"--out {self.folder}: holds no run that is over. Leave --report out")
+        kept = self.folder / CONVERGED
+        more = msgspec.json.decode(kept.read_bytes(), type=Figures) if kept.exists() else {}
+        adapting = [arms.trained(self.of("adapting", seed)) for seed in runs.get("adapting", {})]
+        if adapting:
+            more["training_steps"] = sum(each["steps"] for each in adapting) / len(adapting)
+        return figures(runs, self.plan.switch) | more
+
+
+def measured(place: Place, wanted: Iterable[str], seeds: Sequence[int]) -> None:
+    """Runs what is not there yet: the seeds one after another, so that what is broken off holds whole comparisons."""
+    for seed in seeds:
+        for arm in sorted(wanted, key=ARMS.index):
+            if place.found(arm, seed) is None:
+                place.run(arm, seed)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bench_adaptation", description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FOLDER", required=True, help="keeps the runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--steps", type=positive, default=Plan().steps, help="of RL (default: %(default)s)")
+    parser.add_argument("--switch", type=positive, default=Plan().switch, help="of them, before the task changes")
+    parser.add_argument("--converge", action="store_true", help="also asks whether the frozen drafter is converged")
+    parser.add_argument("--report", action="store_true", help="no runs")
+    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
+    arguments = parser.parse_args(argv)
+
+    def measure() -> Result:
+        plan = msgspec.structs.replace(Plan(), steps=arguments.steps, switch=arguments.switch)
+        place = Place(arguments.out, SMOKE if arguments.smoke else plan)
+        if not arguments.report:
+            measured(place, arguments.arms, arguments.seeds[:1] if arguments.smoke else arguments.seeds)
+        if arguments.converge:
+            place.converge(smoke=arguments.smoke)
+        result = results.measured_here("adaptation", [*parser.prog.split(), *argv], place.figures())
+        out.print(Markdown(shown.adaptation(result)))
+        return result
+
+    run("adaptation", arguments, measure)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
