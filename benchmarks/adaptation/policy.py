@@ -12,6 +12,8 @@ from tlt_grpo.policy import LONGEST_GRADIENT, Learnt, Policy
 from benchmarks.adaptation.dialect import Dialect
 from tlt_server.demo.task import solve, training_problems
 
+BETAS = (0.9, 0.95)  # AdamW's for imitation, which is over after 80 updates
+
 
 class Lesson(NamedTuple):
     """Supervised learning, in the steps `first` to `last`, both of them included.
@@ -37,7 +39,7 @@ class Pupil(Policy):
         super().__init__(config)
         self._lesson, self._dialect = lesson, dialect
         # of its own: GRPO's moments are of other gradients
-        self._imitating = torch.optim.AdamW(self.model.parameters(), lr=lesson.rate, weight_decay=0.0)
+        self._imitating = torch.optim.AdamW(self.model.parameters(), lesson.rate, BETAS, weight_decay=0.0)
 
     def learn(self, trajectories: Sequence[Trajectory], step: int) -> Learnt | None:
         """What GRPO found; the lesson comes after it, for `trajectories` are of the policy before."""
