@@ -52,7 +52,8 @@ def serving(arm: str, seed: int, drafter: Path, folder: Path) -> Iterator[str]:
     """
     flags = ["--random-seed", str(seed), *(GPU_FLAGS if has_gpu() else CPU_FLAGS)]
     # a frozen drafter falls below the watchdog's floor, and is to be measured there
-    flags += ["--no-speculation"] if arm == "off" else ["--drafter", str(drafter), "--watchdog", "observe"]
+    speculating = ["--drafter", str(drafter), "--arm", "3,1,4", "--watchdog", "observe"]
+    flags += ["--no-speculation"] if arm == "off" else speculating
     if arm != "adapting":
         with running_server(flags, folder / "server.log", start_timeout=400) as url:
             yield url
