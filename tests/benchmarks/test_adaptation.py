@@ -21,6 +21,7 @@ from benchmarks.adaptation.policy import Pupil
 from benchmarks.adaptation.rl import OTHER_SIGNS, Plan
 from benchmarks.bench_adaptation import SMOKE, Place, main
 from tests.benchmarks.test_tables import rows
+from tests.test_results import undefined
 from tlt_server import results
 from tlt_server.demo.task import grade, problems, sample_texts, solve
 from tlt_server.errors import ConfigError
@@ -181,6 +182,7 @@ def test_a_report_runs_nothing_and_keeps_the_figures(tmp_path: Path, capsys: pyt
     main(["--out", str(place.folder), "--report", "--json", str(tmp_path / "made.json")])
     result = results.read(tmp_path / "made.json")
     assert result.figures["training_steps"] == 300
+    assert not undefined(result.figures)
     assert "1.50 (1.50 to 1.50) times the better" in capsys.readouterr().out
     table = rows(shown.adaptation(result))
     assert [row[0] for row in table if row[0] in ARMS] == [*ARMS, *ARMS]
