@@ -62,9 +62,10 @@ class Place:
         return self.folder / f"{arm}-{seed}"
 
     def found(self, arm: str, seed: int) -> Run | None:
-        """A run that is over."""
-        log = self.of(arm, seed) / LOG
-        return Run.of(read(log)) if log.exists() else None
+        """A run that is over, and has left all that it leaves."""
+        left = [LOG, arms.TRAINER_JSON] if arm == "adapting" else [LOG]
+        folder = self.of(arm, seed)
+        return Run.of(read(folder / LOG)) if all((folder / name).exists() for name in left) else None
 
     def runs(self) -> dict[str, Runs]:
         """All that are over, by arm and seed."""

@@ -158,6 +158,14 @@ def test_a_run_that_was_broken_off_is_none(tmp_path: Path) -> None:
     assert place.found("frozen", 2) is None
 
 
+def test_an_adapting_run_is_over_once_its_trainer_has_spoken(tmp_path: Path) -> None:
+    place = Place(tmp_path, Plan())
+    kept(place, "adapting", 0, lines(run_of([3.0] * 4)))
+    assert place.found("adapting", 0) is not None
+    (place.of("adapting", 0) / "trainer.json").unlink()
+    assert place.found("adapting", 0) is None
+
+
 def test_a_folder_holds_runs_of_one_plan(tmp_path: Path) -> None:
     Place(tmp_path, Plan())
     Place(tmp_path, Plan())
