@@ -13,7 +13,8 @@ from statistics import median
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.decoding import Load, Window, decode
-from benchmarks.sides import Side, SideServer, Site, awake, side_by_side
+from benchmarks.sides import Side, SideServer, Site, awake, servers_of, side_by_side
+from benchmarks.strategies import Strategies
 from tlt_server.process import tail
 from tlt_server.results import Figures
 
@@ -40,7 +41,10 @@ def _rate(windows: Sequence[Window]) -> float:
 
 
 def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int) -> list[Measured]:
-    """Every load on every side, `rounds` times, the order of sides rotated from round to round; group after group."""
+    """Every load on every side, `rounds` times, the order of sides rotated from round to round; group after group.
+
+    A side that learns is asked each load once more beforehand.
+    """
     total = sum((rounds + 1) * len(_asked(side, loads)) for group in groups for side in group)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
@@ -69,23 +73,26 @@ def _measure_group(
     tick: Callable[[Side, Load], None],
 ) -> Measured:
     broken: set[str] = set()
+    strategies = Strategies()
 
     def give(side: Side, load: Load) -> list[Window]:
         """A load's windows; of a server that has failed once, none from then on."""
         tick(side, load)
-        server = servers[side.name]
-        if side.name in broken:
+        server = servers[side.server]
+        if side.server in broken:
             return []
-        with awake(server):
+        with awake(server), strategies.in_force(server, side):
+            if side.learns:
+                decode(server, load)
             found = decode(server, load)
         if server.failed:
-            logging.error("%s failed, and is left out from here on:\n%s", side.name, tail(server.log))
-            broken.add(side.name)
+            logging.error("%s failed, and is left out from here on:\n%s", side.server, tail(server.log))
+            broken.add(side.server)
         return found
 
     for side in group:  # the first time, kernels are compiled and prompts prefilled
         for load in _asked(side, loads):
-            give(side, replace(load, tokens=24))
+            give(side, replace(load, tokens=24, waves=1))
     windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
     for round_ in range(rounds):
         first = round_ % len(group)
@@ -93,7 +100,7 @@ def _measure_group(
             for side in [*group[first:], *group[:first]]:
                 if load in _asked(side, loads):
                     windows[side.name, load.name].append(give(side, load))
-    asked = [servers[side.name] for side in group]
+    asked = [servers[side.server] for side in servers_of(group)]
     return Measured(group, windows, sum(each.requests for each in asked), sum(each.failed for each in asked))
 
 

@@ -42,11 +42,15 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What each side is asked: all prompts at once, `tokens` tokens each, at temperature 1, past every end."""
+    """What each side is asked: all prompts at once, `tokens` tokens each, at temperature 1, past every end.
+
+    waves: how often, one after another: what a few requests sample decides much.
+    """
 
     name: str
     prompts: Sequence[Tokens]
     tokens: int
+    waves: int = 1
 
     @property
     def batch(self) -> int:
@@ -78,10 +82,13 @@ def decode(server: SideServer, load: Load) -> list[Window]:
 
     A prompt that the server has seen lies in its cache, so that a second time all requests start at once.
     """
-    before = server.log.stat().st_size
-    server.ask(load.requests, at_once=load.batch, together=load.batch)
-    time.sleep(0.05)  # the last line may come after the answer
-    return steady(windows(logged(server, before)), load.batch)
+    found = []
+    for _ in range(load.waves):
+        before = server.log.stat().st_size
+        server.ask(load.requests, at_once=load.batch, together=load.batch)
+        time.sleep(0.05)  # the last line may come after the answer
+        found += steady(windows(logged(server, before)), load.batch)
+    return found
 
 
 def logged(server: SideServer, since: int) -> str:

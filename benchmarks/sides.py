@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import torch
+from msgspec.structs import astuple
+from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.servers import Server
 from tlt_server.config import Arm
@@ -31,20 +33,25 @@ GPU_FLAGS = [
 # Ranks reduce by NCCL alone: SGLang's own kernels want NVLink multicast, which not every host lets a program use.
 PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
-OVERHEAD_GB = {"gpu": {"plain": 5, "speculation": 10}, "cpu": {"plain": 1.5, "speculation": 1.5}}
+OVERHEAD_GB = {
+    "gpu": {"plain": 5, "speculation": 10, "further_arm": 1.5},
+    "cpu": {"plain": 1.5, "speculation": 1.5, "further_arm": 0},
+}
 LOG_INTERVAL = 8  # decode steps that the server sums up in one line of its log
 
 
 @dataclass(frozen=True)
 class Side:
-    """One server of a comparison.
+    """What is measured at one time: a server, or one of ours with several arms as a strategy decodes with them.
 
     name: in figures.
     arm: None decodes plainly.
     upstream: SGLang as its authors ship it.
     accept_length: simulated by SGLang, tokens; None accepts what the target accepts.
     max_batch: it is asked no more requests at once.
-    flags: more of SGLang's.
+    flags: more of SGLang's, or ours.
+    arms: several, of ours; sides that name some have one server together.
+    strategy: by which that server then decodes.
     """
 
     name: str
@@ -53,6 +60,21 @@ class Side:
     accept_length: float | None = None
     max_batch: int = 256
     flags: tuple[str, ...] = ()
+    arms: tuple[Arm, ...] = ()
+    strategy: StrategyUpdate | None = None
+
+    @property
+    def server(self) -> str:
+        """Its server's name."""
+        return "arms" if self.arms else self.name
+
+    @property
+    def learns(self) -> bool:
+        """Whether what it decodes by depends on what it has decoded."""
+        asked = self.strategy
+        if asked is None or asked.mode not in ("bandit", "paper"):
+            return False
+        return asked.buckets is None or any(len(bucket.arms) > 1 for bucket in asked.buckets)
 
 
 def name_of(arm: Arm) -> str:
@@ -95,13 +117,16 @@ class Site:
                 *("--speculative-num-steps", str(side.arm.num_steps), "--speculative-eagle-topk", str(side.arm.topk)),
                 *("--speculative-num-draft-tokens", str(side.arm.num_draft_tokens)),
             ]
+        if side.arms:
+            flags += ["--drafter", str(self.drafter)]
+            flags += [word for arm in side.arms for word in ("--arm", "{},{},{}".format(*astuple(arm)))]
         if side.accept_length:
             environment["SGLANG_SIMULATE_ACC_LEN"] = str(side.accept_length)
         if side.upstream:
             # in front of ours: what upstream imports is the same, and its compiled kernels are not compiled again
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self.upstream), os.getenv("PYTHONPATH"))))
             return ["sglang.launch_server"], [*flags, *side.flags], environment
-        plain = [] if side.arm else ["--no-speculation"]
+        plain = [] if side.arm or side.arms else ["--no-speculation"]
         return ["tlt_server", "serve"], [*plain, *flags, *side.flags], environment
 
 
@@ -124,20 +149,33 @@ def on_ranks(count: int) -> tuple[str, ...]:
     return ("--tp-size", str(count), *(PLAIN_NCCL if has_gpu() and count > 1 else ()))
 
 
+def servers_of(sides: Sequence[Side]) -> list[Side]:
+    """One side of each server."""
+    return list({side.server: side for side in sides}.values())
+
+
 def check_memory(sides: Sequence[Side], site: Site) -> None:
     """Raises ConfigError if these servers would not fit beside each other."""
-    overhead = OVERHEAD_GB["gpu" if has_gpu() else "cpu"]
     needed = sum(
         _weight_gb(site.target) + site.max_tokens * _cache_bytes(site.target) / 1e9
-        + (overhead["speculation"] + _weight_gb(site.drafter) if side.arm else overhead["plain"])
-        for side in sides
+        + _overhead_gb(side, site)
+        for side in servers_of(sides)
     )  # fmt: skip
     free = _free_gb()
     if needed > free:
         raise ConfigError(
-            f"{len(sides)} servers of {site.target} side by side need {needed:.0f} GB, and {free:.0f} GB are free. "
-            "Choose a smaller --shape, or end what takes the memory"
+            f"{len(servers_of(sides))} servers of {site.target} side by side need {needed:.0f} GB, and {free:.0f} "
+            "GB are free. Choose a smaller --shape, or end what takes the memory"
         )
+
+
+def _overhead_gb(side: Side, site: Site) -> float:
+    """Beside the target's weights and the cache."""
+    known = OVERHEAD_GB["gpu" if has_gpu() else "cpu"]
+    arms = len(side.arms) or int(side.arm is not None)
+    if not arms:
+        return known["plain"]
+    return known["speculation"] + (arms - 1) * known["further_arm"] + _weight_gb(site.drafter)
 
 
 def _weight_gb(model: Path) -> float:
@@ -160,18 +198,21 @@ def _free_gb() -> float:
 
 @contextmanager
 def side_by_side(sides: Sequence[Side], site: Site) -> Iterator[Mapping[str, SideServer]]:
-    """All sides, started and stopped: `awake` lets one run. On a GPU they start at once, else one after another.
+    """The sides' servers by name, started and stopped: `awake` lets one run.
+
+    On a GPU they start at once, else one after another.
 
     Raises:
         ConfigError: they would not fit into memory.
         ServerFailed: one did not start.
     """
     check_memory(sides, site)
+    sides = servers_of(sides)
     with ExitStack() as stack:
 
         def start(side: Side) -> SideServer:
             module, flags, environment = site.command(side)
-            log = site.logs / f"{side.name}.log"
+            log = site.logs / f"{side.server}.log"
             began = running_module(module, flags, log, start_timeout=400, environment=environment)
             since = time.monotonic()
             server: Running = stack.enter_context(began)
@@ -182,7 +223,7 @@ def side_by_side(sides: Sequence[Side], site: Site) -> Iterator[Mapping[str, Sid
             return found
 
         with ThreadPoolExecutor(len(sides) if has_gpu() else 1) as pool:
-            yield dict(zip((side.name for side in sides), pool.map(start, sides), strict=True))
+            yield dict(zip((side.server for side in sides), pool.map(start, sides), strict=True))
 
 
 @contextmanager

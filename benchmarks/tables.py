@@ -93,16 +93,16 @@ def speedup(result: Result) -> str:
     best = {load: best_arm(figures, arms, load) for load in loads}
     rows = []
     for arm in arms:
-        cells = zip(loads, _cells(figures, f"speedup_{arm}", loads), strict=True)
-        rows.append([label(arm), *(f"**{cell}**" if arm == best[load] else cell for load, cell in cells)])
+        shown = zip(loads, cells(figures, f"speedup_{arm}", loads), strict=True)
+        rows.append([label(arm), *(f"**{cell}**" if arm == best[load] else cell for load, cell in shown)])
     if arms_of(sides, "upstream_"):
         peers = {"its best arm": "upstream", "adaptive": "upstream_adaptive", "plain": "upstream_plain"}
-        rows += [[f"SGLang, {what}", *_cells(figures, f"speedup_{side}", loads)] for what, side in peers.items()]
-    rows.append(["plain, tokens/s", *_cells(figures, "tokens_per_s_plain", loads, ",.0f")])
-    rows.append(["plain, ms per step", *_cells(figures, "step_ms_plain", loads, ".1f")])
+        rows += [[f"SGLang, {what}", *cells(figures, f"speedup_{side}", loads)] for what, side in peers.items()]
+    rows.append(["plain, tokens/s", *cells(figures, "tokens_per_s_plain", loads, ",.0f")])
+    rows.append(["plain, ms per step", *cells(figures, "step_ms_plain", loads, ".1f")])
     lengths = []
     for arm in arms:
-        pairs = zip(*(_cells(figures, f"{what}_{arm}", loads) for what in ("break_even", "accept_length")), strict=True)
+        pairs = zip(*(cells(figures, f"{what}_{arm}", loads) for what in ("break_even", "accept_length")), strict=True)
         lengths.append([label(arm), *(" / ".join(filter(None, pair)) for pair in pairs)])
     batches = [f"batch {numbers_in(load)[0]}" for load in loads]
     tables = (table(["speed-up", *batches], rows), table(["accept length: needed / reached", *batches], lengths))
@@ -115,10 +115,10 @@ def headline(result: Result) -> str:
     sides, loads = sides_and_loads(figures)
     rows = []
     for load in loads:
-        rows.append([str(numbers_in(load)[0]), *_cells(figures, "tokens_per_s_plain", [load], ",.0f")])
+        rows.append([str(numbers_in(load)[0]), *cells(figures, "tokens_per_s_plain", [load], ",.0f")])
         for arms in (arms_of(sides), arms_of(sides, "upstream_")):
             best = best_arm(figures, arms, load)
-            rows[-1] += [label(best), *_cells(figures, f"speedup_{best}", [load])] if best else ["", ""]
+            rows[-1] += [label(best), *cells(figures, f"speedup_{best}", [load])] if best else ["", ""]
     header = ["batch", "plain, tokens/s", "best arm", "speed-up", "SGLang's best arm", "speed-up"]
     return f"{caption(result)}\n\n{table(header, rows)}"
 
@@ -133,13 +133,13 @@ def accept_length(result: Result) -> str:
     simulated = [(label(side), numbers_in(side)[-1], side) for side in arms_of(sides)]
     shallowest = {length: (arm, side) for arm, length, side in reversed(simulated)}
     rows = [
-        [str(length), arm, *_cells(figures, f"speedup_{side}", loads)]
+        [str(length), arm, *cells(figures, f"speedup_{side}", loads)]
         for length, (arm, side) in sorted(shallowest.items())
     ]
     longest = {arm: side for arm, _, side in simulated}
-    rows += [["breaks even", arm, *_cells(figures, f"break_even_{side}", loads)] for arm, side in longest.items()]
+    rows += [["breaks even", arm, *cells(figures, f"break_even_{side}", loads)] for arm, side in longest.items()]
     steps = [
-        [str(length), arm, *_cells(figures, f"step_ms_{side}", loads, ".2f")]
+        [str(length), arm, *cells(figures, f"step_ms_{side}", loads, ".2f")]
         for arm, length, side in simulated
         if arm == simulated[-1][0]
     ]
@@ -157,11 +157,11 @@ def context(result: Result) -> str:
     sides, loads = sides_and_loads(figures)
     header = ["context", "batch", "plain, ms per step"]
     columns = [[f"{numbers_in(load)[i]:,}" for load in loads] for i in range(2)]
-    columns.append(_cells(figures, "step_ms_plain", loads, ".1f"))
+    columns.append(cells(figures, "step_ms_plain", loads, ".1f"))
     for arm in arms_of(sides):
         reached = median(figures[name] for load in loads if (name := f"accept_length_{arm}_{load}") in figures)
         header += [f"{label(arm)} at accept length {reached:.1f}", "breaks even"]
-        columns += [_cells(figures, f"{what}_{arm}", loads) for what in ("speedup", "break_even")]
+        columns += [cells(figures, f"{what}_{arm}", loads) for what in ("speedup", "break_even")]
     return f"{caption(result)}\n\n{table(header, list(zip(*columns, strict=True)))}"
 
 
@@ -171,7 +171,7 @@ def best_arm(figures: Figures, arms: Iterable[str], load: str) -> str | None:
     return max(measured, key=lambda arm: figures[f"speedup_{arm}_{load}"], default=None)
 
 
-def _cells(figures: Figures, what: str, loads: Sequence[str], form: str = ".2f") -> list[str]:
+def cells(figures: Figures, what: str, loads: Sequence[str], form: str = ".2f") -> list[str]:
     names = [f"{what}_{load}" for load in loads]
     return [format(figures[name], form) if name in figures else "" for name in names]
 

@@ -8,6 +8,8 @@ from threading import Event
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from benchmarks.divergences import divergences, first_difference
 from benchmarks.reload.steps import Span
 from benchmarks.servers import Request, Server, tokens_of
@@ -62,11 +64,9 @@ class Streams:
         """A round's steps, with the number of a request for its rid."""
         begins = f"{round_.name}-"
         return [
-            SettledStep(
-                step.settled,
-                step.decode,
-                step.drafter_version,
-                {rid.removeprefix(begins): count for rid, count in step.tokens.items() if rid.startswith(begins)},
+            replace(
+                step,
+                tokens={rid.removeprefix(begins): n for rid, n in step.tokens.items() if rid.startswith(begins)},
             )
             for step in read_steps(self.log, round_.since)
         ]

@@ -59,7 +59,7 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
         tapped.credit(live, stamp)
     if state.step_log is not None:
         tokens = {req.rid: count for req, count in live}
-        state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens)
+        state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens, arm)
     with stamping_launched(scheduler):
         state.publications.tick()
         if decode:

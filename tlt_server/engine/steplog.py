@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from tlt_server.strategy.arms import Choice
+
 
 class SettledStep(msgspec.Struct, frozen=True, array_like=True):
     """One line.
@@ -14,12 +16,14 @@ class SettledStep(msgspec.Struct, frozen=True, array_like=True):
     decode: whether it was a decode step, and not a prefill.
     drafter_version: of the drafter that it was launched with; None where there is none.
     tokens: how many it gave each live request, by rid.
+    arm: that a decode step speculated with; None: none.
     """
 
     settled: float
     decode: bool
     drafter_version: int | None
     tokens: dict[str, int]
+    arm: Choice = None
 
 
 class StepLog:
@@ -28,9 +32,9 @@ class StepLog:
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    def note(self, decode: bool, drafter_version: int | None, tokens: Mapping[str, int]) -> None:
+    def note(self, decode: bool, drafter_version: int | None, tokens: Mapping[str, int], arm: Choice = None) -> None:
         """A step, settled now."""
-        step = SettledStep(time.monotonic(), decode, drafter_version, dict(tokens))
+        step = SettledStep(time.monotonic(), decode, drafter_version, dict(tokens), arm)
         self._file.write(msgspec.json.encode(step) + b"\n")
 
     def close(self) -> None:

@@ -1,0 +1,145 @@
+"""Is the bandit as fast as the best arm at every batch size, and never slower than plain decoding?
+
+    python -m benchmarks.bench_strategy --upstream /tmp/upstream --batches 1 --json part1.json
+    python -m benchmarks.bench_strategy --upstream /tmp/upstream --batches 2 4 8 --json part2.json
+    python -m benchmarks.bench_strategy --join part1.json part2.json --json benchmarks/results/strategy.h200.json
+
+Side by side on one machine: a server without speculation; one with several arms, which decodes by each of them alone,
+by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and SGLang's --speculative-adaptive.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from benchmarks import parts, tables
+from benchmarks.command import Models, parser, positive
+from benchmarks.comparison import PLAIN, Measured, measure, totals
+from benchmarks.decoding import Load, Window
+from benchmarks.sides import Side, Site
+from benchmarks.speedup import BATCHES, CHAINS, TOKENS
+from benchmarks.strategies import OFF, fixed, learning
+from tlt_server.config import Arm
+from tlt_server.engine.graphs import sizes_of
+from tlt_server.launch import has_gpu
+from tlt_server.results import Figures, Result
+
+ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32))
+CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
+CPU_BATCHES = (1, 2, 4, 8)
+ADAPTIVE = "upstream_adaptive"
+BANDIT = "bandit"
+AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
+_SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
+
+
+def sides(upstream: bool, smoke: bool = False) -> list[Side]:
+    """All sides, the plain one first."""
+    arms = ARMS if has_gpu() else CPU_ARMS[1:3] if smoke else CPU_ARMS
+    most = {arm: sizes_of(arm, BATCHES)[-1] if has_gpu() else CPU_BATCHES[-1] for arm in arms}
+    peer = Side(ADAPTIVE, CHAINS[-1], upstream=True, flags=("--speculative-adaptive",))
+    return [Side(PLAIN), *fixed(arms, most), *learning(arms), *([peer] if upstream else [])]
+
+
+def mean_rate(windows: Sequence[Window]) -> float:
+    """Tokens/s over all windows together, which are of equally many steps. A median would pass over the steps in which
+    a bandit explores."""
+    tokens = sum(window.accept_length for window in windows)
+    return tokens / sum(window.accept_length / window.tokens_per_s for window in windows)
+
+
+def ratios(found: Measured, side: str, base: str, load: str) -> list[float]:
+    """A side's rate over another's, round by round."""
+    pairs = zip(found.windows.get((side, load), ()), found.windows.get((base, load), ()), strict=False)
+    return [mean_rate(ours) / mean_rate(theirs) for ours, theirs in pairs if ours and theirs]
+
+
+def cells(found: Measured, loads: Sequence[Load]) -> Figures:
+    """Of every side at every batch size: rate, accept length, speed-up over the plain server; and what the bandit
+    reaches of the best side that does not learn, which is the best by its median, not by the luck of a round."""
+    figures: Figures = {}
+    learn = [side.name for side in found.sides if side.learns]
+    for side, load in product(found.sides, loads):
+        name = f"{side.name}_{load.name}"
+        windows = [window for round_ in found.windows.get((side.name, load.name), ()) for window in round_]
+        if not windows:
+            continue
+        figures[f"tokens_per_s_{name}"] = mean_rate(windows)
+        figures[f"accept_length_{name}"] = sum(window.accept_length for window in windows) / len(windows)
+        figures[f"windows_{name}"] = len(windows)
+        figures[f"windows_without_graph_{name}"] = sum(not window.graph for window in windows)
+        if side.name != PLAIN and (over := ratios(found, side.name, PLAIN, load.name)):
+            figures |= {f"speedup_{name}": median(over), f"speedup_min_{name}": min(over)}
+            figures |= {f"speedup_max_{name}": max(over)}
+    for load, name in product(loads, learn):
+        rivals = [side.name for side in found.sides if side.arms and not side.learns]
+        best = max(rivals, key=lambda rival, load=load: figures.get(f"speedup_{rival}_{load.name}", 0))
+        if over := ratios(found, name, best, load.name):
+            figures[f"ratio_to_best_{name}_{load.name}"] = median(over)
+    return figures
+
+
+def summary(figures: Figures) -> Figures:
+    """What is claimed: the bandit's speed-ups, and the least of its ratios over all batch sizes."""
+    made: Figures = {}
+    speedups = {match.groups(): figures[name] for name in figures if (match := _SPEEDUP.fullmatch(name))}
+    bandit = {batch: value for (side, batch), value in speedups.items() if side == BANDIT}
+    made |= {f"speedup_batch_{batch}": value for batch, value in bandit.items()}
+    off = [value for (side, _), value in speedups.items() if side == OFF]
+    best = [value for name, value in figures.items() if name.startswith(f"ratio_to_best_{BANDIT}_")]
+    least = {"min_ratio_to_best": best, "min_ratio_to_plain": list(bandit.values()), "off_ratio_to_plain": off}
+    return made | {name: min(values) for name, values in least.items() if values}
+
+
+def graph_gb(log: Path) -> Figures:
+    """What a server's graphs take, as its log says; nothing where it captured none."""
+    taken = [float(gib) for gib in re.findall(r"captured .*?: ([\d.]+) GiB", log.read_text(errors="replace"))]
+    return {"graph_gb_pool": sum(taken) * (1 << 30) / 1e9} if taken else {}
+
+
+def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
+    """All figures of the batch sizes asked for."""
+    every = BATCHES if has_gpu() else CPU_BATCHES
+    batches = arguments.batches or ((1, 4) if arguments.smoke else every)
+    prompts = models.prompts(max(batches))
+    tokens = 192 if arguments.smoke else TOKENS  # fewer steps give no window between the first and the last
+    waves = 1 if arguments.smoke else AT_LEAST
+    loads = [Load(f"batch_{batch}", prompts[:batch], tokens, max(1, waves // batch)) for batch in batches]
+    # all sizes in every part: the server's own buckets depend on those it has graphs for
+    site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + 64), arguments.upstream, 2048)
+    group = sides(bool(arguments.upstream), arguments.smoke)
+    found = measure([group], loads, site, rounds=1 if arguments.smoke else arguments.rounds)
+    return cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found)
+
+
+def table(result: Result) -> str:
+    """Speed-up over plain decoding by strategy and batch size, the best of those that do not learn in bold."""
+    figures = result.figures
+    names, loads = tables.sides_and_loads(figures)
+    arms = [OFF, *tables.arms_of(names)]
+    best = {load: tables.best_arm(figures, arms, load) for load in loads}
+    rows = []
+    for side in [*arms, "paper", BANDIT, ADAPTIVE]:
+        shown = zip(loads, tables.cells(figures, f"speedup_{side}", loads), strict=True)
+        title = {ADAPTIVE: "SGLang, adaptive"}.get(side) or (tables.label(side) if "_" in side else side)
+        rows.append([title, *(f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)])
+    for side in ("paper", BANDIT):
+        rows.append([f"{side} / best", *tables.cells(figures, f"ratio_to_best_{side}", loads, ".3f")])
+    rows.append(["plain, tokens/s", *tables.cells(figures, "tokens_per_s_plain", loads, ",.0f")])
+    header = ["speed-up", *(f"batch {tables.numbers_in(load)[0]}" for load in loads)]
+    claimed = [
+        [name, f"{figures[name]:.3f}"]
+        for name in figures
+        if name.startswith("min_ratio") or name == "off_ratio_to_plain"
+    ]
+    return "\n\n".join((tables.caption(result), tables.table(header, rows), tables.table(["figure", ""], claimed)))
+
+
+if __name__ == "__main__":
+    flags = parser("bench_strategy", __doc__)
+    flags.add_argument("--batches", type=positive, nargs="+", metavar="N", help="requests at once (default: all)")
+    parts.main(flags, sys.argv[1:], measured, summary, table)

@@ -1,0 +1,131 @@
+"""The strategies' benchmark: what is asked of whom, what is computed of windows, how parts are joined."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import bench_strategy, parts
+from benchmarks.bench_strategy import BANDIT, cells, graph_gb, mean_rate, summary
+from benchmarks.comparison import PLAIN, Measured
+from benchmarks.decoding import Load, Window
+from benchmarks.sides import Side, Site, check_memory, servers_of
+from benchmarks.strategies import by_batch, fixed, learning
+from tlt_server.config import Arm
+from tlt_server.demo import default_paths
+from tlt_server.errors import ConfigError
+from tlt_server.results import Figures, Result, measured_here
+from tlt_server.strategy.settings import faults
+
+ARMS = (Arm(3, 1, 4), Arm(5, 4, 16))
+MOST = {ARMS[0]: 128, ARMS[1]: 32}
+LOAD = Load("batch_4", [(1,)] * 4, 64)
+
+
+def rates(*values: float, accepted: float = 1.0) -> list[Window]:
+    return [Window(4, 0, value, accepted, graph=True) for value in values]
+
+
+def found(of: Mapping[str, Sequence[Sequence[Window]]]) -> Measured:
+    known = [Side(PLAIN), *fixed(ARMS, MOST), *learning(ARMS)]
+    return Measured(known, {(name, LOAD.name): each for name, each in of.items()}, 8, 0)
+
+
+@given(st.lists(st.tuples(st.floats(10, 1e4), st.floats(1, 8)), min_size=1, max_size=9))
+def test_a_rate_is_all_tokens_over_all_time(windows: list[tuple[float, float]]) -> None:
+    made = [Window(4, 0, rate, accepted, graph=True) for rate, accepted in windows]
+    tokens = sum(window.accept_length * window.batch for window in made)
+    seconds = sum(window.step_ms for window in made) / 1000
+    assert mean_rate(made) == pytest.approx(tokens / seconds)
+
+
+def test_steps_that_explored_count() -> None:
+    """One slow window of five, which a median does not see."""
+    figures = cells(found({PLAIN: [rates(100)], "off": [rates(100)], BANDIT: [rates(*[100] * 4, 25)]}), [LOAD])
+    assert figures["speedup_bandit_batch_4"] == pytest.approx(5 / 8)
+    assert figures["ratio_to_best_bandit_batch_4"] == pytest.approx(5 / 8)
+
+
+def test_the_best_is_what_does_not_learn_and_is_best_by_its_median() -> None:
+    of = {
+        PLAIN: [rates(100)] * 3,
+        "off": [rates(99)] * 3,
+        "chain_3": [rates(200), rates(200), rates(200)],
+        "tree_5_4_16": [rates(150), rates(400), rates(150)],
+        BANDIT: [rates(190), rates(194), rates(198)],
+        "paper": [rates(300)] * 3,
+    }
+    figures = cells(found(of), [LOAD])
+    assert figures["ratio_to_best_bandit_batch_4"] == pytest.approx(0.97)
+    assert summary(figures) == pytest.approx(
+        {
+            "speedup_batch_4": 1.94,
+            "min_ratio_to_best": 0.97,
+            "min_ratio_to_plain": 1.94,
+            "off_ratio_to_plain": 0.99,
+        }
+    )
+
+
+def result(figures: Figures, **changes: object) -> Result:
+    made = measured_here("bench_strategy", ["python"], {"requests": 4, "failed_requests": 1, **figures})
+    return Result(**{name: getattr(made, name) for name in made.__struct_fields__} | changes)
+
+
+def test_parts_are_joined_and_their_summary_is_made_anew() -> None:
+    one = {"speedup_bandit_batch_1": 2.5, "ratio_to_best_bandit_batch_1": 0.98, "speedup_off_batch_1": 0.99}
+    other = {"speedup_bandit_batch_8": 1.5, "ratio_to_best_bandit_batch_8": 0.96, "speedup_off_batch_8": 1.0}
+    made = parts.joined([result(each | summary(each)) for each in (one, other)], summary).figures
+    assert one.items() | other.items() <= made.items()
+    assert (made["min_ratio_to_best"], made["min_ratio_to_plain"], made["off_ratio_to_plain"]) == (0.96, 1.5, 0.99)
+    assert (made["speedup_batch_1"], made["speedup_batch_8"]) == (2.5, 1.5)
+    assert (made["requests"], made["failed_requests"]) == (8, 2)
+
+
+def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
+    figures: Figures = {"speedup_bandit_batch_1": 2.5}
+    with pytest.raises(ConfigError, match="machine"):
+        parts.joined([result({}, machine="a"), result({}, machine="b")], summary)
+    with pytest.raises(ConfigError, match="speedup_bandit_batch_1: two parts"):
+        parts.joined([result(figures), result(figures)], summary)
+
+
+def test_sides_with_arms_share_a_server(tmp_path: Path) -> None:
+    sides = [Side(PLAIN), *fixed(ARMS, MOST), *learning(ARMS)]
+    assert [side.server for side in servers_of(sides)] == [PLAIN, "arms"]
+    target, drafter = default_paths()
+    site = Site(target, drafter, tmp_path, (1, 8), 4096)
+    module, flags, _ = site.command(sides[1])
+    assert module == ["tlt_server", "serve"]
+    assert " ".join(flags).endswith(f"--drafter {drafter} --arm 3,1,4 --arm 5,4,16")
+    assert "--no-speculation" not in flags
+    assert site.command(sides[-1]) == site.command(sides[1])
+    check_memory(sides, site)
+    with pytest.raises(ConfigError, match=r"2 servers of .* need .* GB"):
+        check_memory(sides, replace(site, max_tokens=1 << 34))
+
+
+def test_every_strategy_is_one_that_a_server_takes() -> None:
+    table = by_batch("table", ARMS, {1: ARMS[1], 17: ARMS[0], 129: None})
+    for side in [*fixed(ARMS, MOST), *learning(ARMS), table]:
+        assert side.strategy is not None
+        assert faults(side.strategy, MOST, 256) == []
+
+
+def test_memory_of_graphs_is_what_the_log_says(tmp_path: Path) -> None:
+    log = tmp_path / "arms.log"
+    log.write_text("captured verification of 4 tokens at batches [1]: 0.50 GiB, 1.0 s\nno\n")
+    assert graph_gb(log) == {"graph_gb_pool": pytest.approx(0.537, abs=1e-3)}
+    log.write_text("a CPU captures none\n")
+    assert graph_gb(log) == {}
+
+
+def test_a_table_names_every_side() -> None:
+    of = {name: [rates(100)] for name in (PLAIN, "off", "chain_3", "tree_5_4_16", BANDIT, "paper")}
+    figures = cells(found(of), [LOAD])
+    shown = bench_strategy.table(result(figures | summary(figures)))
+    for title in ("| off |", "| chain 3,1,4 |", "| tree 5,4,16 |", "| bandit / best | 1.000 |", "min_ratio_to_best"):
+        assert title in shown
