@@ -37,10 +37,10 @@ AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than
 _SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
 
 
-def sides(upstream: bool, smoke: bool = False) -> list[Side]:
-    """All sides, the plain one first."""
+def sides(sizes: Sequence[int], upstream: bool, smoke: bool) -> list[Side]:
+    """All sides, the plain one first, of servers that run batches of these sizes."""
     arms = ARMS if has_gpu() else CPU_ARMS[1:3] if smoke else CPU_ARMS
-    most = {arm: sizes_of(arm, BATCHES)[-1] if has_gpu() else CPU_BATCHES[-1] for arm in arms}
+    most = {arm: sizes_of(arm, sizes)[-1] if has_gpu() else sizes[-1] for arm in arms}
     peer = Side(ADAPTIVE, CHAINS[-1], upstream=True, flags=("--speculative-adaptive",))
     return [Side(PLAIN), *fixed(arms, most), *learning(arms), *([peer] if upstream else [])]
 
@@ -111,7 +111,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     loads = [Load(f"batch_{batch}", prompts[:batch], tokens, max(1, waves // batch)) for batch in batches]
     # all sizes in every part: the server's own buckets depend on those it has graphs for
     site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + 64), arguments.upstream, 2048)
-    group = sides(bool(arguments.upstream), arguments.smoke)
+    group = sides(every, bool(arguments.upstream), arguments.smoke)
     found = measure([group], loads, site, rounds=1 if arguments.smoke else arguments.rounds)
     return cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found)
 

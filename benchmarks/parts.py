@@ -56,7 +56,7 @@ def main(
     """A part, measured; or parts, joined."""
     flags.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="makes one result of parts' results")
     arguments = flags.parse_args(argv)
-    name = flags.prog.rpartition(".")[2]
+    name = flags.prog.rpartition(".")[2].removeprefix("bench_")
 
     def join() -> Result:
         made = joined([results.read(path) for path in arguments.join], summary)

@@ -74,12 +74,52 @@ def _points(figures: Figures, what: str, loads: Sequence[str]) -> tuple[list[int
     return [numbers_in(load)[0] for load in measured], [figures[f"{what}_{load}"] for load in measured]
 
 
+def drain(figure: Figure, result: Result) -> None:
+    """A column for each number of requests: those that run, the arms of their steps, and tokens/s, over time."""
+    traces: dict[int, list[str]] = {}
+    for name in result.figures:
+        if name.startswith("trace_") and name.endswith("_end_s"):
+            traces.setdefault(numbers_in(name)[0], []).append(name.removesuffix("_end_s"))
+    rows = figure.subplots(3, len(traces), sharex="col", squeeze=False)
+    for column, (count, bins) in enumerate(sorted(traces.items())):
+        running, steps, rate = rows[:, column]
+        ends = [result.figures[f"{name}_end_s"] for name in bins]
+        for axes, what in ((running, "running"), (rate, "tokens_per_s")):
+            axes.plot(ends, [result.figures[f"{name}_{what}"] for name in bins], color="black")
+        _shares(steps, result.figures, bins, ends)
+        running.set(title=f"{count} requests", ylabel="requests running", ylim=(0, None))
+        steps.set(ylabel="share of the steps", ylim=(0, 1))
+        rate.set(xlabel="seconds", ylabel="tokens/s", ylim=(0, None))
+    handles = {text: handle for axes in rows[1] for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
+
+
+def _shares(axes: Axes, figures: Figures, bins: Sequence[str], ends: Sequence[float]) -> None:
+    """Arms, each with the share of the steps that it decoded."""
+    arms = sorted({name.partition("_steps_")[2] for name in figures if name.startswith("trace_") and "_steps_" in name})
+    counts = [[figures.get(f"{name}_steps_{arm}", 0) for arm in arms] for name in bins]
+    shares = zip(*([count / sum(each) for count in each] for each in counts), strict=True)
+    labels = ["off" if arm == "off" else label(arm) for arm in arms]
+    axes.stackplot(ends, *shares, labels=labels, colors=COLOURS, step="pre")
+
+
 PLOTS = {"speedup": speedup, "accept_length": accept_length, "context": context}
+OVER_TIME = {"drain": drain}
 
 
 def draw(result: Result) -> Figure:
-    """The picture of a result that PLOTS names."""
+    """The picture of a result that PLOTS or OVER_TIME names."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
+    if result.name in OVER_TIME:
+        OVER_TIME[result.name](figure, result)
+    else:
+        _by_load(figure, result)
+    figure.text(0.01, -0.03, f"{result.machine}; revision {result.revision[:9]}; {result.date[:10]}", fontsize=7)
+    return figure
+
+
+def _by_load(figure: Figure, result: Result) -> None:
+    """One picture with loads from left to right."""
     axes = figure.add_subplot()
     PLOTS[result.name](axes, result.figures)
     axes.axhline(1, color="black", linewidth=1)
@@ -87,13 +127,11 @@ def draw(result: Result) -> Figure:
     ticks = {numbers_in(load)[0]: f"{numbers_in(load)[0]:,}" for load in sides_and_loads(result.figures)[1]}
     axes.set_xticks(list(ticks), list(ticks.values()))
     figure.legend(loc="outside right upper", frameon=False)
-    figure.text(0.01, -0.03, f"{result.machine}; revision {result.revision[:9]}; {result.date[:10]}", fontsize=7)
-    return figure
 
 
 def plotted(folder: Path) -> list[Path]:
     """The results in a folder that are drawn."""
-    return sorted(path for path in folder.glob("*.json") if path.name.split(".")[0] in PLOTS)
+    return sorted(path for path in folder.glob("*.json") if path.name.split(".")[0] in {*PLOTS, *OVER_TIME})
 
 
 def write(path: Path, out: Path) -> None:
