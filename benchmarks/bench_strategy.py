@@ -11,16 +11,22 @@ by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and 
 import argparse
 import re
 import sys
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from random import Random
 from statistics import median
+
+from tlt_client.schemas import StrategyUpdate
 
 from benchmarks import parts, tables
 from benchmarks.command import Models, parser, positive
 from benchmarks.comparison import PLAIN, Measured, measure, totals
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site
+from benchmarks.simulation.server import Server
+from benchmarks.simulation.world import CONTEXT, World
 from benchmarks.speedup import BATCHES, CHAINS, TOKENS
 from benchmarks.strategies import OFF, fixed, learning
 from tlt_server.config import Arm
@@ -101,6 +107,25 @@ def graph_gb(log: Path) -> Figures:
     return {"graph_gb_pool": sum(taken) * (1 << 30) / 1e9} if taken else {}
 
 
+def selecting_us(batch: int = 128, steps: int = 2000) -> float:
+    """What the bandit takes of the CPU for one step, to select and to observe, on simulated steps: the median."""
+    world = World(Random(0))
+    selector = Server(world, StrategyUpdate(BANDIT)).selector
+    levels, cached = world.new_levels(batch), CONTEXT * batch
+    now, spent = 0.0, []
+    for _ in range(steps):
+        began = time.perf_counter()
+        arm = selector.table().arm(batch)
+        selector.launched(arm, batch, cached, now)
+        selected = time.perf_counter() - began
+        accepted, seconds = world.step(arm, levels, cached)
+        now += seconds
+        began = time.perf_counter()
+        selector.settled(batch, accepted, now)
+        spent.append(selected + time.perf_counter() - began)
+    return 1e6 * median(spent)
+
+
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
     """All figures of the batch sizes asked for."""
     every = BATCHES if has_gpu() else CPU_BATCHES
@@ -113,7 +138,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + 64), arguments.upstream, 2048)
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     found = measure([group], loads, site, rounds=1 if arguments.smoke else arguments.rounds)
-    return cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found)
+    return cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found) | {"selecting_us": selecting_us()}
 
 
 def table(result: Result) -> str:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.markdown import Markdown
 
 from benchmarks import command, tables
@@ -13,6 +14,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
 
 SUMMED = ("requests", "failed_requests")
+LARGEST = ("graph_gb_pool", "selecting_us")
+"""What every part measures anew."""
 
 
 def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Result:
@@ -28,22 +31,16 @@ def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Re
     figures: Figures = {}
     for part in parts:
         whole = summary(part.figures)
-        own = {name: value for name, value in part.figures.items() if name not in whole and name not in SUMMED}
+        own = {name: value for name, value in part.figures.items() if name not in (*whole, *SUMMED, *LARGEST)}
         if twice := sorted(own.keys() & figures.keys()):
             raise ConfigError(f"{twice[0]}: two parts have it. Join parts that measured different things")
         figures |= own
     figures |= {name: sum(part.figures[name] for part in parts) for name in SUMMED}
+    for name in LARGEST:
+        if values := [part.figures[name] for part in parts if name in part.figures]:
+            figures[name] = max(values)
     first = parts[0]
-    made = results.measured_here(first.name, first.argv, figures | summary(figures))
-    return Result(
-        name=made.name,
-        date=max(part.date for part in parts),
-        machine=first.machine,
-        versions=first.versions,
-        revision=first.revision,
-        argv=first.argv,
-        figures=made.figures,
-    )
+    return replace(first, date=max(part.date for part in parts), figures=figures | summary(figures))
 
 
 def main(

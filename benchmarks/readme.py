@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import tables
+from benchmarks import bench_drain, bench_strategy, tables
 from benchmarks.adaptation import shown as adaptation
 from benchmarks.profiling import breakdown
 from benchmarks.reload import shown
@@ -33,11 +33,13 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
+    "strategy": (bench_strategy.table, ["strategy.h200"]),
+    "drain": (bench_drain.table, ["drain.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
     "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""
-PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu")
+PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu", "drain")
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:

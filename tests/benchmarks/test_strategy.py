@@ -78,11 +78,12 @@ def result(figures: Figures, **changes: object) -> Result:
 def test_parts_are_joined_and_their_summary_is_made_anew() -> None:
     one = {"speedup_bandit_batch_1": 2.5, "ratio_to_best_bandit_batch_1": 0.98, "speedup_off_batch_1": 0.99}
     other = {"speedup_bandit_batch_8": 1.5, "ratio_to_best_bandit_batch_8": 0.96, "speedup_off_batch_8": 1.0}
-    made = parts.joined([result(each | summary(each)) for each in (one, other)], summary).figures
+    of = [result(one | summary(one) | {"graph_gb_pool": 3.5}), result(other | summary(other) | {"graph_gb_pool": 3.0})]
+    made = parts.joined(of, summary).figures
     assert one.items() | other.items() <= made.items()
     assert (made["min_ratio_to_best"], made["min_ratio_to_plain"], made["off_ratio_to_plain"]) == (0.96, 1.5, 0.99)
     assert (made["speedup_batch_1"], made["speedup_batch_8"]) == (2.5, 1.5)
-    assert (made["requests"], made["failed_requests"]) == (8, 2)
+    assert (made["requests"], made["failed_requests"], made["graph_gb_pool"]) == (8, 2, 3.5)
 
 
 def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
@@ -113,6 +114,10 @@ def test_every_strategy_is_one_that_a_server_takes() -> None:
     for side in [*fixed(ARMS, MOST), *learning(ARMS), table]:
         assert side.strategy is not None
         assert faults(side.strategy, MOST, 256) == []
+
+
+def test_selecting_is_timed() -> None:
+    assert 0 < bench_strategy.selecting_us(batch=8, steps=50) < 1e5
 
 
 def test_memory_of_graphs_is_what_the_log_says(tmp_path: Path) -> None:
