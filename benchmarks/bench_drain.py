@@ -22,7 +22,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks import parts, tables
-from benchmarks.bench_strategy import ADAPTIVE, BANDIT, graph_gb, sides
+from benchmarks.bench_strategy import ADAPTIVE, BANDIT, RESERVED, graph_gb, sides
 from benchmarks.command import Models, out, parser, positive
 from benchmarks.comparison import PLAIN
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, switching_ms, trace
@@ -30,6 +30,7 @@ from benchmarks.servers import Request
 from benchmarks.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
 from benchmarks.strategies import OFF, Strategies, by_batch, lottery, name_of_choice
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
+from tlt_server.config import Arm
 from tlt_server.engine.steplog import SettledStep, read_steps
 from tlt_server.errors import ServerFailed
 from tlt_server.launch import has_gpu
@@ -66,12 +67,18 @@ def work(models: Models, count: int, shorter: int = 1) -> list[Request]:
 class Bench:
     """Servers, and how their sides drain a batch.
 
+    strategies: what the sides have learned, of other batches too.
     step_log: of the server with arms.
     """
 
-    def __init__(self, servers: Mapping[str, SideServer], requests: Sequence[Request], step_log: Path) -> None:
-        self._servers, self._requests, self._log = servers, requests, step_log
-        self._strategies = Strategies()
+    def __init__(
+        self,
+        servers: Mapping[str, SideServer],
+        strategies: Strategies,
+        requests: Sequence[Request],
+        step_log: Path,
+    ) -> None:
+        self._servers, self._strategies, self._requests, self._log = servers, strategies, requests, step_log
         self.lengths = [int(params["max_new_tokens"]) - 1 for _, params in requests]  # the first is the prefill's
 
     def drain(self, side: Side) -> Drained:
@@ -106,14 +113,17 @@ class Bench:
             raise ServerFailed(f"a drain failed; the end of {server.log}:\n{tail(server.log)}")
 
 
-def rivals(arms: Side, known: Speeds, lengths: Sequence[int], most: Mapping[str, int]) -> list[Side]:
-    """The elastic rule and the table that a sweep gives; `arms` is any side of the server with arms."""
-    within = {arm: most[name_of(arm)] for arm in arms.arms}
-    arm, threshold = known.elastic(lengths, within)
+def rivals(known: Speeds, lengths: Sequence[int], most: Mapping[Arm, int]) -> list[Side]:
+    """The elastic rule and the table that a sweep gives.
+
+    Args:
+        most: the largest batch size of each arm.
+    """
+    arm, threshold = known.elastic(lengths, most)
     best = known.table()
     told = ", ".join(f"{name_of_choice(choice)} from {first}" for first, choice in best.items())
     out.print(f"elastic: {name_of_choice(arm)} up to {threshold}; table: {told}")
-    return [by_batch(ELASTIC, arms.arms, {1: arm, threshold + 1: None}), by_batch(TABLE, arms.arms, best)]
+    return [by_batch(ELASTIC, tuple(most), {1: arm, threshold + 1: None}), by_batch(TABLE, tuple(most), best)]
 
 
 def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: int) -> Figures:
@@ -123,15 +133,16 @@ def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: in
         bench.warm_up(side)
     swept = {side.name: [bench.drain(side) for _ in range(SWEEPS)] for side in fixed}
     seen = [step for each in swept.values() for drained in each for step in decode_steps(drained.steps)]
-    most = {side.name: min(side.max_batch, max(sizes)) for side in fixed}
-    everyone = [*group, *rivals(fixed[0], Speeds(seen, sizes), bench.lengths, most)]
+    limits = {side.name: side.max_batch for side in fixed}
+    most = {arm: limits[name_of(arm)] for arm in fixed[0].arms}
+    everyone = [*group, *rivals(Speeds(seen, sizes), bench.lengths, most)]
     found: dict[str, list[Drained]] = defaultdict(list)
     for number in range(rounds):
         first = number % len(everyone)
         for side in [*everyone[first:], *everyone[:first]]:
             found[side.name].append(bench.drain(side))
     seen += [step for side in fixed for drained in found[side.name] for step in decode_steps(drained.steps)]
-    drawn = bench.drain(lottery(fixed[0].arms, {arm: most[name_of(arm)] for arm in fixed[0].arms}))
+    drawn = bench.drain(lottery(most))
     switching = switching_ms(decode_steps(drawn.steps))
     figures = {} if switching is None else {f"switching_ms_{len(bench.lengths)}": switching}
     return figures | drain_figures(found, [side.name for side in fixed], Speeds(seen, sizes), bench.lengths)
@@ -201,12 +212,13 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     group = [replace(side, flags=("--tlt-config", str(config))) if side.arms else side for side in known]
     shorter = 4 if arguments.smoke else 1
     batches = {count: work(models, count, shorter) for count in counts}
-    held = max(sum(int(p["max_new_tokens"]) + len(prompt) + 64 for prompt, p in each) for each in batches.values())
+    held = max(sum(int(p["max_new_tokens"]) + RESERVED for prompt, p in each) for each in batches.values())
     site = Site(models.target, models.drafter, logs, sizes, held, arguments.upstream, 2048)
     figures: Figures = {}
+    strategies = Strategies()
     with side_by_side(group, site) as servers:
         for count, requests in batches.items():
-            bench = Bench(servers, requests, step_log)
+            bench = Bench(servers, strategies, requests, step_log)
             figures |= drains(bench, group, [size for size in sizes if size <= count], arguments.rounds)
         asked = [servers[side.server] for side in servers_of(group)]
         totals = {"requests": sum(s.requests for s in asked), "failed_requests": sum(s.failed for s in asked)}

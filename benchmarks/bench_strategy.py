@@ -39,6 +39,7 @@ CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
 ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
+RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
 _SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
 
@@ -48,7 +49,8 @@ def sides(sizes: Sequence[int], upstream: bool, smoke: bool) -> list[Side]:
     arms = ARMS if has_gpu() else CPU_ARMS[1:3] if smoke else CPU_ARMS
     most = {arm: sizes_of(arm, sizes)[-1] if has_gpu() else sizes[-1] for arm in arms}
     peer = Side(ADAPTIVE, CHAINS[-1], upstream=True, flags=("--speculative-adaptive",))
-    return [Side(PLAIN), *fixed(arms, most), *learning(arms), *([peer] if upstream else [])]
+    plain = Side(PLAIN, max_batch=sizes[-1])
+    return [plain, *fixed(most, sizes[-1]), *learning(arms), *([peer] if upstream else [])]
 
 
 def mean_rate(windows: Sequence[Window]) -> float:
@@ -83,7 +85,7 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
             figures |= {f"speedup_max_{name}": max(over)}
     for load, name in product(loads, learn):
         rivals = [side.name for side in found.sides if side.arms and not side.learns]
-        best = max(rivals, key=lambda rival, load=load: figures.get(f"speedup_{rival}_{load.name}", 0))
+        best = max(rivals, key=lambda rival: figures.get(f"speedup_{rival}_{load.name}", 0))
         if over := ratios(found, name, best, load.name):
             figures[f"ratio_to_best_{name}_{load.name}"] = median(over)
     return figures
@@ -135,7 +137,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     waves = 1 if arguments.smoke else AT_LEAST
     loads = [Load(f"batch_{batch}", prompts[:batch], tokens, max(1, waves // batch)) for batch in batches]
     # all sizes in every part: the server's own buckets depend on those it has graphs for
-    site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + 64), arguments.upstream, 2048)
+    site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + RESERVED), arguments.upstream, 2048)
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     found = measure([group], loads, site, rounds=1 if arguments.smoke else arguments.rounds)
     return cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found) | {"selecting_us": selecting_us()}

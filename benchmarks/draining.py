@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from tlt_server.config import Arm
 from tlt_server.engine.steplog import SettledStep
 from tlt_server.strategy.arms import Choice
 
@@ -118,7 +119,7 @@ class Speeds:
             total += tokens / found.get(rule(batch), found.get(None, min(found.values())))
         return total
 
-    def elastic(self, lengths: Sequence[int], most: Mapping[Choice, int]) -> tuple[Choice, int]:
+    def elastic(self, lengths: Sequence[int], most: Mapping[Arm, int]) -> tuple[Arm, int]:
         """The arm and the threshold above which it is off, that drain soonest in replay.
 
         Args:

@@ -45,17 +45,18 @@ def name_of_choice(arm: Choice) -> str:
     return OFF if arm is None else name_of(arm)
 
 
-def fixed(arms: Sequence[Arm], most: Mapping[Arm, int]) -> list[Side]:
+def fixed(most: Mapping[Arm, int], largest: int) -> list[Side]:
     """Plain decoding, and each arm by itself, of a server that has them all.
 
     Args:
-        most: requests at once that an arm is asked.
+        most: requests at once that each arm is asked.
+        largest: that the server is asked.
     """
-    off = Side(OFF, arms=tuple(arms), strategy=StrategyUpdate("off"))
-    pinned = [StrategyUpdate("pinned", pinned=to_client(arm)) for arm in arms]
+    arms = tuple(most)
+    off = Side(OFF, arms=arms, strategy=StrategyUpdate("off"), max_batch=largest)
     return [off] + [
-        Side(name_of(arm), arms=tuple(arms), strategy=each, max_batch=most[arm])
-        for arm, each in zip(arms, pinned, strict=True)
+        Side(name_of(arm), arms=arms, strategy=StrategyUpdate("pinned", pinned=to_client(arm)), max_batch=most[arm])
+        for arm in arms
     ]
 
 
@@ -64,12 +65,12 @@ def learning(arms: Sequence[Arm]) -> list[Side]:
     return [Side(mode, arms=tuple(arms), strategy=StrategyUpdate(mode)) for mode in ("paper", "bandit")]
 
 
-def lottery(arms: Sequence[Arm], most: Mapping[Arm, int]) -> Side:
+def lottery(most: Mapping[Arm, int]) -> Side:
     """A side that draws the arm of each step, off among them: all that were captured for so many requests."""
     firsts = [1, *(end + 1 for end in sorted(set(most.values())))]
     captured = {first: [to_client(arm) for arm, end in most.items() if end >= first] for first in firsts}
     buckets = tuple(SelectionBucket(first, (*captured[first], None)) for first in firsts)
-    return Side("lottery", arms=tuple(arms), strategy=StrategyUpdate("paper", epsilon=1.0, buckets=buckets))
+    return Side("lottery", arms=tuple(most), strategy=StrategyUpdate("paper", epsilon=1.0, buckets=buckets))
 
 
 def by_batch(name: str, arms: Sequence[Arm], table: Mapping[int, Choice]) -> Side:

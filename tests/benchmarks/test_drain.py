@@ -11,8 +11,7 @@ from benchmarks import bench_drain, plots
 from benchmarks.bench_drain import Drained, drain_figures, rivals, summary, trace_figures, work
 from benchmarks.command import Models
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, spans, switching_ms, trace
-from benchmarks.sides import name_of
-from benchmarks.strategies import fixed, lottery
+from benchmarks.strategies import lottery
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -109,8 +108,7 @@ def test_a_trace_loses_no_step(batches: Sequence[int], bins: int) -> None:
 
 
 def test_rivals_are_what_a_server_takes() -> None:
-    arms = fixed((CHAIN, TREE), {CHAIN: 8, TREE: 1})
-    elastic, table = rivals(arms[0], KNOWN, [100] * 8, {name_of(CHAIN): 8, name_of(TREE): 1})
+    elastic, table = rivals(KNOWN, [100] * 8, {CHAIN: 8, TREE: 1})
     for side in (elastic, table):
         assert side.strategy is not None
         assert faults(side.strategy, {CHAIN: 8, TREE: 1}, 24) == []
@@ -118,7 +116,7 @@ def test_rivals_are_what_a_server_takes() -> None:
 
 
 def test_the_lottery_is_what_a_server_takes() -> None:
-    side = lottery((CHAIN, TREE), {CHAIN: 8, TREE: 1})
+    side = lottery({CHAIN: 8, TREE: 1})
     assert side.strategy is not None
     assert faults(side.strategy, {CHAIN: 8, TREE: 1}, 24) == []
     assert side.strategy.buckets is not None

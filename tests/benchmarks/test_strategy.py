@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,14 @@ from benchmarks.bench_strategy import BANDIT, cells, graph_gb, mean_rate, summar
 from benchmarks.comparison import PLAIN, Measured
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site, check_memory, servers_of
-from benchmarks.strategies import by_batch, fixed, learning
+from benchmarks.simulation.server import Server
+from benchmarks.simulation.world import CHAINS, World
+from benchmarks.strategies import by_batch, fixed, learning, lottery
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result, measured_here
+from tlt_server.strategy.arms import Choice
 from tlt_server.strategy.settings import faults
 
 ARMS = (Arm(3, 1, 4), Arm(5, 4, 16))
@@ -30,7 +34,7 @@ def rates(*values: float, accepted: float = 1.0) -> list[Window]:
 
 
 def found(of: Mapping[str, Sequence[Sequence[Window]]]) -> Measured:
-    known = [Side(PLAIN), *fixed(ARMS, MOST), *learning(ARMS)]
+    known = [Side(PLAIN), *fixed(MOST, 256), *learning(ARMS)]
     return Measured(known, {(name, LOAD.name): each for name, each in of.items()}, 8, 0)
 
 
@@ -95,7 +99,7 @@ def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
 
 
 def test_sides_with_arms_share_a_server(tmp_path: Path) -> None:
-    sides = [Side(PLAIN), *fixed(ARMS, MOST), *learning(ARMS)]
+    sides = [Side(PLAIN), *fixed(MOST, 256), *learning(ARMS)]
     assert [side.server for side in servers_of(sides)] == [PLAIN, "arms"]
     target, drafter = default_paths()
     site = Site(target, drafter, tmp_path, (1, 8), 4096)
@@ -111,9 +115,25 @@ def test_sides_with_arms_share_a_server(tmp_path: Path) -> None:
 
 def test_every_strategy_is_one_that_a_server_takes() -> None:
     table = by_batch("table", ARMS, {1: ARMS[1], 17: ARMS[0], 129: None})
-    for side in [*fixed(ARMS, MOST), *learning(ARMS), table]:
+    for side in [*fixed(MOST, 256), *learning(ARMS), table]:
         assert side.strategy is not None
         assert faults(side.strategy, MOST, 256) == []
+
+
+def decoded_by(side: Side, batches: Sequence[int]) -> list[set[Choice]]:
+    """The arms that a simulated server decodes 50 steps of each batch size with."""
+    world = World(Random(0))
+    assert side.strategy is not None
+    server = Server(world, side.strategy)
+    levels = [world.new_levels(batch) for batch in batches]
+    return [{server.step(each, 200 * len(each))[0].arm for _ in range(50)} for each in levels]
+
+
+def test_a_table_is_followed_and_a_lottery_draws() -> None:
+    table = by_batch("table", CHAINS, {1: CHAINS[3], 17: CHAINS[1], 129: None})
+    assert decoded_by(table, [1, 16, 17, 128, 129, 256]) == [{CHAINS[3]}] * 2 + [{CHAINS[1]}] * 2 + [{None}] * 2
+    drawn = lottery({CHAINS[1]: 128, CHAINS[3]: 32})
+    assert decoded_by(drawn, [8, 64, 200]) == [{CHAINS[1], CHAINS[3], None}, {CHAINS[1], None}, {None}]
 
 
 def test_selecting_is_timed() -> None:
