@@ -212,7 +212,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     group = [replace(side, flags=("--tlt-config", str(config))) if side.arms else side for side in known]
     shorter = 4 if arguments.smoke else 1
     batches = {count: work(models, count, shorter) for count in counts}
-    held = max(sum(int(p["max_new_tokens"]) + RESERVED for prompt, p in each) for each in batches.values())
+    held = max(sum(int(p["max_new_tokens"]) + RESERVED for _, p in each) for each in batches.values())
     site = Site(models.target, models.drafter, logs, sizes, held, arguments.upstream, 2048)
     figures: Figures = {}
     strategies = Strategies()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.markdown import Markdown
 
 from benchmarks import command, tables
-from benchmarks.command import Measure, out
+from benchmarks.command import Measure, Models, out
 from tlt_server import results
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
@@ -60,8 +60,8 @@ def main(
         out.print(Markdown(table(made)))
         return made
 
-    def part(*given: object) -> Figures:
-        figures = measure(*given)  # type: ignore[arg-type]
+    def part(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
+        figures = measure(models, logs, arguments)
         return figures | summary(figures)
 
     if arguments.join:
