@@ -150,8 +150,8 @@ def on_ranks(count: int) -> tuple[str, ...]:
 
 
 def servers_of(sides: Sequence[Side]) -> list[Side]:
-    """One side of each server."""
-    return list({side.server: side for side in sides}.values())
+    """Of each server the side that is asked most requests at once."""
+    return list({side.server: side for side in sorted(sides, key=lambda side: side.max_batch)}.values())
 
 
 def check_memory(sides: Sequence[Side], site: Site) -> None:

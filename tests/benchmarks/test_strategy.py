@@ -100,7 +100,7 @@ def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
 
 def test_sides_with_arms_share_a_server(tmp_path: Path) -> None:
     sides = [Side(PLAIN), *fixed(MOST, 256), *learning(ARMS)]
-    assert [side.server for side in servers_of(sides)] == [PLAIN, "arms"]
+    assert {side.server for side in servers_of(sides)} == {PLAIN, "arms"}
     target, drafter = default_paths()
     site = Site(target, drafter, tmp_path, (1, 8), 4096)
     module, flags, _ = site.command(sides[1])
@@ -111,6 +111,11 @@ def test_sides_with_arms_share_a_server(tmp_path: Path) -> None:
     check_memory(sides, site)
     with pytest.raises(ConfigError, match=r"2 servers of .* need .* GB"):
         check_memory(sides, replace(site, max_tokens=1 << 34))
+
+
+def test_a_server_has_graphs_for_the_side_that_is_asked_most() -> None:
+    sides = [*learning(ARMS), *fixed(MOST, 512), Side(PLAIN)]
+    assert {side.server: side.max_batch for side in servers_of(sides)} == {PLAIN: 256, "arms": 512}
 
 
 def test_every_strategy_is_one_that_a_server_takes() -> None:
