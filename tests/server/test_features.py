@@ -17,7 +17,6 @@ from tlt_server.config import beside
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.courier import MESSAGE_AGE
-from tlt_server.process import free_port
 
 pytestmark = pytest.mark.server
 
@@ -26,9 +25,9 @@ SPECULATING = [name for name in CONFIGS if name != "plain"]
 
 
 @pytest.fixture(scope="module")
-def address() -> str:
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of a trainer whose control link nobody listens to: features come without it."""
-    return f"tcp://127.0.0.1:{free_port()}"
+    return f"ipc://{tmp_path_factory.mktemp('trainer')}/control"
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +103,9 @@ def test_one_of_two_ranks_sends(servers: Servers, learner: Learner, address: str
 
 
 @pytest.fixture(scope="module")
-def crowded(servers: Servers) -> tuple[str, str]:
+def crowded(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A server whose pool is too small for what it is asked, and the address where it looks for a trainer."""
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"ipc://{tmp_path_factory.mktemp('crowded')}/control"
     return servers.get(
         flags("eagle-tree", address, "--max-total-tokens", "1600", "--schedule-conservativeness", "0.1")
     ), address

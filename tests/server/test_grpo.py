@@ -93,10 +93,14 @@ def training(url: str, tmp_path: Path) -> Iterator[Training]:
 
 
 def test_rollouts_that_somebody_aborts_are_sampled_again(training: Training) -> None:
-    abort = threading.Timer(0.5, training.client.abort_all)
-    abort.start()
+    def abort() -> None:
+        wait_until(lambda: training.client.load().running > 0)
+        training.client.abort_all()
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
     step = training.step(1, training_problems(4, seed=1))
-    abort.join()
+    aborting.join()
     assert step.failed_requests > 0
     assert step.tokens > 0
 
