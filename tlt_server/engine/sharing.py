@@ -19,12 +19,11 @@ import torch
 from tlt_client.schemas import SharedTarget
 
 from tlt_server.engine.publications import Publications
+from tlt_server.engine.tensorfile import DTYPES
 from tlt_server.errors import OutOfTurn, UpdateRefused
 from tlt_server.wire.update import Tensor, safetensors_parts
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-
-
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ROWS = 1024
 """Summed at once: torch widens them to int64 first."""
 _BITS = {2: torch.int16, 4: torch.int32}

@@ -128,7 +128,7 @@ def state_of(scheduler: Any) -> EngineState:
         events.told = state.show
         state.show_watch()
     gc.collect()
-    gc.freeze()  # what is there stays; over it, the collection that checkpoint-engine does at each update took a second
+    gc.freeze()  # what is there stays; checkpoint-engine collects all garbage at each update, with decoding at a stop
     return state
 
 
