@@ -1,6 +1,6 @@
 # make demo   environment, fork, server, the main job and the RL loop, on any Linux x86-64 machine; JSON=PATH keeps the
 #             figures, demo.png the picture
-# make test   every test that runs without a GPU
+# make test   every test that runs without a GPU, by two workers: one has those that start servers, and begins with them
 # make lint   format, lint, types
 # make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
 #             that proves that they run, and so of hot reload, in four minutes
@@ -34,7 +34,7 @@ demo: $(READY)
 	$(BIN)/tlt-server demo $(if $(JSON),--json $(JSON))
 
 test: $(READY)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -22,6 +22,7 @@ import msgspec
 from rich.markdown import Markdown
 from tlt_grpo.log import Line, Log, read
 
+from benchmarks import tables
 from benchmarks.adaptation import arms, shown
 from benchmarks.adaptation.control import ROLLOUTS, STEPS, control, converged
 from benchmarks.adaptation.figures import ARMS, Run, Runs, figures
@@ -39,17 +40,21 @@ SMOKE = Plan(
 )  # fmt: skip
 CONVERGED = "converged.json"
 LOG = "log.jsonl"
+MADE = "made.json"
+"""Of a run: where and how it was made, a result without figures. Who reports may be another machine."""
 
 
 class Place:
     """A folder of runs, all of one plan.
 
+    argv: the command, of those that are run here.
+
     Raises:
         ConfigError: there are runs of another plan in it.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self.folder, self.plan = folder, plan
+    def __init__(self, folder: Path, plan: Plan, argv: Sequence[str] = ()) -> None:
+        self.folder, self.plan, self.argv = folder, plan, list(argv)
         folder.mkdir(parents=True, exist_ok=True)
         kept, made = folder / "plan.json", msgspec.json.format(msgspec.json.encode(plan))
         if kept.exists() and kept.read_bytes() != made:
@@ -63,7 +68,7 @@ class Place:
 
     def found(self, arm: str, seed: int) -> Run | None:
         """A run that is over, and has left all that it leaves."""
-        left = [LOG, arms.TRAINER_JSON] if arm == "adapting" else [LOG]
+        left = [LOG, MADE, arms.TRAINER_JSON] if arm == "adapting" else [LOG, MADE]
         folder = self.of(arm, seed)
         return Run.of(read(folder / LOG)) if all((folder / name).exists() for name in left) else None
 
@@ -81,6 +86,7 @@ class Place:
         folder = self.of(arm, seed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
+        made = self._made_here({})
         with tempfile.TemporaryDirectory(prefix="tlt-bench-") as scratch:
             drafter = self._drafter(arm, seed, Path(scratch))
             with arms.serving(arm, seed, drafter, folder) as url, Log(folder / LOG) as log:
@@ -90,6 +96,10 @@ class Place:
                     out.print(f"{arm}, seed {seed}, {line}")
 
                 reinforce(self.plan, url, Path(scratch), seed, tell)
+        results.write(made, folder / MADE)
+
+    def _made_here(self, figures: Figures) -> Result:
+        return results.measured_here("adaptation", self.argv, figures)
 
     def _drafter(self, arm: str, seed: int, scratch: Path) -> Path:
         """That the server begins with."""
@@ -107,22 +117,25 @@ class Place:
         kept = self.folder / CONVERGED
         if not kept.exists():
             found = converged(2, 8, 8) if smoke else converged(STEPS, ROLLOUTS, 4096)
-            kept.write_bytes(msgspec.json.encode(found))
+            results.write(self._made_here(found), kept)
 
-    def figures(self) -> Figures:
-        """Of all that is here.
+    def report(self) -> Result:
+        """The figures of all that is here; by the command and at the date of its newest part.
 
         Raises:
-            ConfigError: no run is over.
+            ConfigError: no run is over; or they were made on several machines, or by several revisions.
         """
         if not (runs := self.runs()):
             raise ConfigError(f"--out {self.folder}: holds no run that is over. Leave --report out")
-        kept = self.folder / CONVERGED
-        more = msgspec.json.decode(kept.read_bytes(), type=Figures) if kept.exists() else {}
-        adapting = [arms.trained(self.of("adapting", seed)) for seed in runs.get("adapting", {})]
-        if adapting:
-            more["training_steps"] = sum(each["steps"] for each in adapting) / len(adapting)
-        return figures(runs, self.plan.switch) | more
+        made = [results.read(self.of(arm, seed) / MADE) for arm, of_arm in runs.items() for seed in of_arm]
+        found = figures(runs, self.plan.switch)
+        if adapting := [arms.trained(self.of("adapting", seed)) for seed in runs.get("adapting", {})]:
+            found["training_steps"] = sum(each["steps"] for each in adapting) / len(adapting)
+        if (kept := self.folder / CONVERGED).exists():
+            made.append(results.read(kept))
+            found |= made[-1].figures
+        tables.require_one_origin(made)
+        return msgspec.structs.replace(max(made, key=lambda each: each.date), figures=found)
 
 
 def measured(place: Place, wanted: Iterable[str], seeds: Sequence[int]) -> None:
@@ -151,12 +164,12 @@ def main(argv: Sequence[str]) -> None:
 
     def measure() -> Result:
         plan = msgspec.structs.replace(Plan(), steps=arguments.steps, switch=arguments.switch)
-        place = Place(arguments.out, SMOKE if arguments.smoke else plan)
+        place = Place(arguments.out, SMOKE if arguments.smoke else plan, [*parser.prog.split(), *argv])
         if not arguments.report:
             measured(place, arguments.arms, arguments.seeds[:1] if arguments.smoke else arguments.seeds)
         if arguments.converge:
             place.converge(smoke=arguments.smoke)
-        result = results.measured_here("adaptation", [*parser.prog.split(), *argv], place.figures())
+        result = place.report()
         out.print(Markdown(shown.adaptation(result)))
         return result
 

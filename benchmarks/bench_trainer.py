@@ -117,7 +117,7 @@ def measured(job: Job, size: Size) -> Figures:
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as scratch:
         figures |= checkpoint_figures(job, trainer, Path(scratch) / "saves", size.times)
         del trainer  # its memory is not to be counted below
-        return figures | yield_figures(job, runs, Path(scratch) / "yields", size.times)
+        return figures | yield_figures(job, runs, size.times)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -134,13 +134,21 @@ def as_table(result: Result) -> str:
     loads = [name.removeprefix("tokens_per_s_untapped_") for name in figures if name.startswith("tokens_per_s_unt")]
     rows = [["untapped, tokens/s", *(f"{figures[f'tokens_per_s_untapped_{load}']:,.0f}" for load in loads)]]
     for side in (name for name in FEATURES if name != PLAIN):
-        cells = [figures.get(f"capture_overhead_{side}_{load}") for load in loads]
-        rows.append([f"lost: {side}", *("" if cell is None else f"{cell:.1%}" for cell in cells)])
+        rows.append([f"lost: {side}", *(_lost(figures, f"{side}_{load}") for load in loads)])
     checked = (
         f"{figures['states']:,} states compared: {figures['wrong_states']} wrong, {figures['missing_states']} missing. "
         f"Least cosine {figures.get('cosine_min', 0):.4f}, the next position's {figures.get(NEXT, 0):.2f} (median)."
     )
-    return "\n\n".join((tables.table(["", *loads], rows), checked, tables.origin(result)))
+    return "\n\n".join((tables.origin(result), tables.table(["", *loads], rows), checked))
+
+
+def _lost(figures: Figures, cell: str) -> str:
+    """An overhead, and the least and the most of a round; nothing where none was measured."""
+    names = [f"capture_overhead_{end}{cell}" for end in ("", "min_", "max_")]
+    if names[0] not in figures:
+        return ""
+    middle, least, most = (f"{100 * figures[name]:.1f}" for name in names)
+    return f"{middle}% ({least} to {most})"
 
 
 if __name__ == "__main__":

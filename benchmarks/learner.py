@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tlt_server.trainer.inbox import tensors
 from tlt_server.wire.features import FeatureBatch
 from tlt_server.wire.sockets import Inlet
 
@@ -57,19 +58,14 @@ class Learner:
 
     def _keep(self, batch: FeatureBatch) -> None:
         header = batch.header
-        dtype = getattr(torch, header.dtype)
-        tokens = torch.frombuffer(bytearray(batch.tokens), dtype=torch.int32).tolist()
-        hidden = torch.frombuffer(bytearray(batch.hidden), dtype=dtype).view(-1, header.width)
-        finals = None
-        if header.kind == "eagle3":
-            finals = torch.frombuffer(bytearray(batch.finals), dtype=dtype).view(-1, header.model.hidden_size)
+        tokens, hidden, finals = tensors(batch)
         at = 0
         for rows in header.rows:
             self.groups[rows.rid] = rows.group
             places = self.rows.setdefault(rows.rid, {})
             for position in range(rows.start, rows.start + rows.count):
                 final = None if finals is None else finals[at]
-                row = Row(tokens[at], hidden[at], final, rows.target_version, rows.partial)
+                row = Row(int(tokens[at]), hidden[at], final, rows.target_version, rows.partial)
                 places.setdefault(position, []).append(row)
                 at += 1
 

@@ -3,8 +3,8 @@
     python -m benchmarks.profile --arm 3,1,4 --json benchmarks/results/profile.h200.json
     python -m benchmarks.profile --from FOLDER      # the same from traces that --traces FOLDER kept, on any machine
 
-1. serves plain decoding, the arm, and plain decoding of random weights, as a control; at each batch size, records some
-   steps under load (recording.py)
+1. serves plain decoding; the arm, and off, by one server with a drafter; and plain decoding of random weights, as a
+   control; at each batch size, records some steps under load (recording.py)
 2. cuts each trace into steps, phases and groups of kernels (traces.py, kernels.py)
 3. counts what each group has to move and to compute (limits.py), and names what lies farthest above (breakdown.py)
 """
@@ -21,11 +21,12 @@ from benchmarks.command import out, parser, positive, run, workplace
 from benchmarks.comparison import PLAIN
 from benchmarks.decoding import Load
 from benchmarks.profiling import limits
-from benchmarks.profiling.breakdown import as_markdown, as_table, figures_of
+from benchmarks.profiling.breakdown import as_markdown, as_table, figures_of, launching_figures
 from benchmarks.profiling.limits import BANDWIDTH, PEAK, Shape, step_work
 from benchmarks.profiling.recording import NEW_TOKENS, Recordings, Run, load, record
-from benchmarks.profiling.traces import PHASES, Call, Step, busiest_call, cut, read
-from benchmarks.sides import Side, Site, name_of
+from benchmarks.profiling.traces import PHASES, Step, Trace, busiest_call, cut, read
+from benchmarks.sides import Side, Site
+from benchmarks.strategies import fixed
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
@@ -45,14 +46,15 @@ def analyse(recordings: Recordings, folder: Path, bandwidth: float, peak: float)
     drafter = Shape.of(recordings.drafter, target)
     figures: Figures = {"bandwidth_tb_per_s": bandwidth, "peak_tflop_per_s": peak}
     for each in recordings.runs:
-        kernels, calls = read(each.trace(folder))
-        steps = cut(kernels, target.layers)
+        trace = read(each.trace(folder))
+        steps = cut(trace.kernels, target.layers)
         _check_passes(each, steps, target, drafter)
         work = step_work(target, drafter, limits.Load(each.arm, each.batch, each.context, each.accept_length))
         figures |= figures_of(each.suffix, steps, work, each.step_ms, bandwidth, peak)
+        figures |= launching_figures(each.suffix, steps, trace.waits)
         figures |= {f"context_{each.suffix}": each.context, f"accept_length_{each.suffix}": each.accept_length}
         out.print(as_table(figures, each.side, each.batch))
-        _print_waits(steps, calls)
+        _print_waits(steps, trace)
     return figures
 
 
@@ -70,12 +72,18 @@ def _check_passes(run: Run, steps: Sequence[Step], target: Shape, drafter: Shape
             )
 
 
-def _print_waits(steps: Sequence[Step], calls: Sequence[Call]) -> None:
-    """What the CPU was doing while the GPU waited for it."""
+def _print_waits(steps: Sequence[Step], trace: Trace) -> None:
+    """What the CPU was doing while the GPU waited for it, and where it waited for the GPU itself."""
+    began, ended = steps[0].spans[0].start, steps[-1].spans[-1].end
+    waits = [wait for wait in trace.waits if began <= wait.start < ended]
+    if waits and (busiest := busiest_call(trace.calls, waits)):
+        name, share = busiest
+        each = sum(wait.end - wait.start for wait in waits) / len(steps) / 1e3
+        out.print(f"while recorded, the CPU waited {each:.2f} ms for the GPU: {share:.0%} of it in {name}")
     for phase in PHASES:
         idle = [s for step in steps for s in step.spans if s.idle and not s.inside_graph and s.phase == phase]
         each = sum(span.end - span.start for span in idle) / len(steps) / 1e3
-        if each > 0.1 and (busiest := busiest_call(calls, idle)):
+        if each > 0.1 and (busiest := busiest_call(trace.calls, idle)):
             name, share = busiest
             out.print(f"while recorded, {each:.2f} ms waited for {phase}: {share:.0%} of it the CPU was in {name}")
 
@@ -94,7 +102,9 @@ def _recorded(arguments: argparse.Namespace, argv: Sequence[str]) -> Result:
         site = Site(models.target, models.drafter, logs, arguments.batches, tokens)
         # weights without the zeros that the embedded model's shape has: whether they cost the same
         control = Side(f"{PLAIN}_random", flags=("--load-format", "dummy"))
-        recordings = record([Side(PLAIN), Side(name_of(arm), arm), control], site, loads, folder)
+        # up to the largest batch, as if it were the arm's only: what an arm among several is captured for is less
+        speculative = fixed({arm: max(arguments.batches)}, max(arguments.batches))
+        recordings = record([Side(PLAIN), *speculative, control], site, loads, folder)
         return _kept(recordings, folder, arguments, argv)
 
 

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import bench_drain, bench_strategy, tables
+from benchmarks import bench_drain, bench_losses, bench_strategy, capture, graphs, tables
 from benchmarks.adaptation import shown as adaptation
+from benchmarks.online import shown as online
 from benchmarks.profiling import breakdown
 from benchmarks.reload import shown
 from benchmarks.training import shown as training
@@ -32,9 +33,14 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "swap_cpu": (shown.swap, ["swap.cpu2"]),
     "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
+    "capture": (capture.as_table, ["capture.h200"]),
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
+    "online": (online.online, ["online.h200"]),
+    "online_cpu": (online.online, ["online.cpu2"]),
+    "losses": (bench_losses.shown, ["losses.h200"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
+    "graphs": (graphs.table, ["graphs.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
     "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }

@@ -1,8 +1,11 @@
-"""Shared by all tests: transformers imports wherever torch does, no property fails because the machine is busy, and
-what tests start ends by Ctrl-C."""
+"""Shared by all tests: transformers imports wherever torch does, no property fails because the machine is busy, what
+tests start ends by Ctrl-C, and which tests stay together where `make test` has two workers."""
 
 import signal
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 from tlt_server.torchvision import mend_torchvision
@@ -12,3 +15,20 @@ settings.load_profile("tlt")
 mend_torchvision()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TOGETHER = {"server", "fork"}
+"""Folders of which one worker has all tests: a server polls a core, and two would starve each other; the fork is built
+once."""
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file, or of one such folder, are one worker's. Groups of xdist's own are none with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.partition("::")[0])
+            return file.parent.name if file.parent.name in TOGETHER else str(file)
+
+    return ByPlace(config, log)

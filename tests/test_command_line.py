@@ -1,13 +1,16 @@
 """Mistakes at the command line: one line that names the value and the remedy, exit code not 0, no traceback."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tlt_server.cli import main
 from tlt_server.demo import default_paths
 
 pytestmark = pytest.mark.server
@@ -20,6 +23,25 @@ def run(*arguments: str) -> tuple[int, str]:
     ours = [line for line in done.stderr.splitlines() if line.startswith("tlt-server: ")]
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, ours[0] if len(ours) == 1 else done.stderr
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """As `run`, in this process, which imports SGLang once for all: that takes most of a command's time."""
+
+    def run_here(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["tlt-server", *arguments])
+        monkeypatch.setattr(os, "environ", os.environ.copy())  # a server's settings go there
+        with pytest.raises(SystemExit) as ended:
+            main()
+        ours = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tlt-server: ")]
+        assert len(ours) == 1
+        return int(ended.value.code or 0), ours[0]
+
+    return run_here
 
 
 MISTAKES = {
@@ -37,30 +59,37 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes(kind: str) -> None:
+def test_mistakes(run_here: Run, kind: str) -> None:
     flags, message = MISTAKES[kind]
-    code, line = run("serve", *flags)
+    code, line = run_here("serve", *flags)
     assert code == 2, line
     assert message in line
 
 
+def test_a_mistake_ends_the_process() -> None:
+    flags, message = MISTAKES["no such drafter"]
+    code, line = run("serve", *flags)
+    assert code == 2
+    assert message in line
+
+
 @pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
-def test_a_drafter_for_another_target(tmp_path: Path, field: str) -> None:
+def test_a_drafter_for_another_target(run_here: Run, tmp_path: Path, field: str) -> None:
     shutil.copytree(DRAFTER, tmp_path / "drafter")
     config = json.loads((DRAFTER / "config.json").read_text())
     (tmp_path / "drafter/config.json").write_text(json.dumps(config | {field: 2 * config[field]}))
-    code, line = run("serve", "--drafter", str(tmp_path / "drafter"))
+    code, line = run_here("serve", "--drafter", str(tmp_path / "drafter"))
     assert code == 2
     assert f"{field} is {2 * config[field]}, the target's is {config[field]}" in line
 
 
 @pytest.mark.parametrize("damage", ["cut short", "overwritten"])
-def test_damaged_weights(tmp_path: Path, damage: str) -> None:
+def test_damaged_weights(run_here: Run, tmp_path: Path, damage: str) -> None:
     shutil.copytree(DRAFTER, tmp_path / "drafter")
     weights = tmp_path / "drafter/model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2] if damage == "cut short" else b"\xff" * 64 + whole[64:])
-    code, line = run("serve", "--drafter", str(tmp_path / "drafter"))
+    code, line = run_here("serve", "--drafter", str(tmp_path / "drafter"))
     assert code == 2
     assert f"{weights}: damaged or incomplete" in line
 

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.cli import read_config
-from tlt_server.config import AUTO, ENVIRONMENT_VARIABLE, Arm, DrafterKind, ServerConfig, Trainer, Watchfulness, beside
+from tlt_server.config import (
+    AUTO,
+    CANDIDATES,
+    ENVIRONMENT_VARIABLE,
+    Arm,
+    DrafterKind,
+    ServerConfig,
+    Trainer,
+    Watchfulness,
+    beside,
+)
 from tlt_server.errors import ConfigError
 
 steps, branches = st.integers(1, 16), st.integers(1, 16)
@@ -46,6 +56,10 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert read_config(file, "auto", speculation=True).begins_untrained
     assert not read_config(file, "auto").begins_untrained, "it has no drafter"
     assert read_config(file, drafter_kind=DrafterKind.EAGLE3).drafter_kind is DrafterKind.EAGLE3
+    file.write_text('arms = "auto"\n')
+    assert read_config(file) == read_config(None, arms=["auto"]) == ServerConfig(arms="auto")
+    assert read_config(file).to_try == CANDIDATES
+    assert read_config(file, arms=["3,1,4"]).to_try == (Arm(3, 1, 4),)
     file.write_text('drafter = "auto"\ndrafter_kind = "eagle3"\n')
     assert read_config(file) == ServerConfig(drafter=AUTO, drafter_kind=DrafterKind.EAGLE3)
     observing = read_config(file, watchdog=Watchfulness.OBSERVE)
@@ -109,3 +123,14 @@ def test_the_environment_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config.to_environment()
     assert os.environ[ENVIRONMENT_VARIABLE]
     assert ServerConfig.from_environment() == config
+
+
+def test_memory_of_graphs_is_bounded_or_they_are_captured_naively(tmp_path: Path) -> None:
+    file = tmp_path / "tlt.toml"
+    file.write_text('graph_sharing = "none"\n')
+    assert read_config(file).graph_bytes is None
+    assert read_config(None, graph_memory_gb=1.5).graph_bytes == 1.5e9
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        read_config(file, graph_memory_gb=1.5)
+    with pytest.raises(ConfigError, match="must be more than 0"):
+        read_config(None, graph_memory_gb=0.0)

@@ -10,7 +10,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Lower floors first; a module imports from its own folder and from floors below.
 FLOORS = (
     {"errors", "torchvision", "__init__"},
-    {"config", "metrics", "results", "support", "preflight", "process"},
+    {"config", "metrics", "results", "support", "preflight", "process", "devices"},
     {"wire", "drafter", "strategy"},
     {"fork", "engine", "link", "trainer"},
     {"demo"},

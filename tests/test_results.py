@@ -19,6 +19,7 @@ PLACEHOLDERS = {
     "WHERE": "running|prefix",
     "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
     "SIDE": r"(upstream_)?(plain|plain_random|adaptive|(chain|tree)(_\d+)+(_accept_\d+)?)",
+    "BUDGET": "default|everything",
     "WAY": "packed|padded|masked|sorted",
     "PHASE": "decode|verify|sampling|extend|between|draft",
     "GROUP": "[a-z]+",

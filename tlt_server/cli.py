@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer, Watchfulness
+from tlt_server.config import AUTO, Arm, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness
 from tlt_server.errors import ConfigError, DemoFailed, TltError
 
 app = typer.Typer(
@@ -97,17 +97,29 @@ def serve(
     drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What --drafter auto makes; eagle.")] = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="num_steps,topk,num_draft_tokens; several to choose from; 3,1,4 by default."),
+        typer.Option(help="num_steps,topk,num_draft_tokens; several to choose from; auto; 3,1,4 by default."),
     ] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Drafter trainer to follow: tcp://HOST:PORT, ipc://PATH.")] = None,
     watchdog: Annotated[Watchfulness | None, typer.Option(help="What a drafter that is worse meets.")] = None,
+    graph_sharing: Annotated[GraphSharing | None, typer.Option(help="none captures each arm by itself; pool.")] = None,
+    graph_memory_gb: Annotated[float | None, typer.Option(help="That CUDA graphs may take of each GPU; any.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
 ) -> None:
     """Run the rollout server. Without a model it serves the small embedded one."""
     from tlt_server.fork.status import require_fork
 
-    config = read_config(tlt_config, drafter, arm, speculation, trainer, drafter_kind, watchdog)
+    config = read_config(
+        tlt_config,
+        drafter,
+        arm,
+        trainer,
+        speculation=speculation,
+        drafter_kind=drafter_kind,
+        watchdog=watchdog,
+        graph_sharing=graph_sharing,
+        graph_memory_gb=graph_memory_gb,
+    )
     require_fork()
     from tlt_server.launch import serve as run
 
@@ -126,9 +138,12 @@ def train(
     features: Annotated[str | None, typer.Option(help="Link of features; the port after the control link's.")] = None,
     port: Annotated[int | None, typer.Option(help="Of status and metrics; 30502.")] = None,
     loss: Annotated[str | None, typer.Option(help="eagle, hass or eagle3.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda:N; under torchrun cpu or cuda.")] = None,
 ) -> None:
-    """Train the drafter of servers that `serve --trainer`. Without a target it is the embedded one's."""
+    """Train the drafter of servers that `serve --trainer`. Without a target it is the embedded one's.
+
+    On several GPUs: torchrun --standalone --nproc-per-node N -m tlt_server train ...
+    """
     if context.invoked_subcommand:
         return
     import logging
@@ -167,6 +182,25 @@ def train_export(
     _out.print(f"{out} made: {of['tokens']} tokens learnt in {of['steps']} steps, for target {of['trained_on']}")
 
 
+@train_app.command("replay")
+def train_replay(
+    prompts: Annotated[Path, typer.Argument(help='JSON lines, {"prompt": "text"} or {"prompt": [token ids]}.')],
+    url: Annotated[str, typer.Option(help="Of a server that follows the trainer.")] = "http://127.0.0.1:30000",
+    responses: Annotated[int, typer.Option(min=1, help="To each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="That of the rollouts to come.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of a response, at most.")] = 1024,
+    at_once: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 64,
+) -> None:
+    """Warm a drafter up before any RL: sample responses that are dropped, while the trainer learns from them."""
+    from tlt_client import SamplingParams
+
+    from tlt_server.trainer.replay import read, replay
+
+    params = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens)
+    for replayed in replay(url, read(prompts), responses, params, at_once):
+        _out.print(str(replayed))
+
+
 @app.command()
 def demo(
     part: Annotated[Part, typer.Option(help="speculation: off and on, compared; loop: RL and both trainers.")] = "both",
@@ -193,22 +227,18 @@ def read_config(
     path: Path | None,
     drafter: str | None = None,
     arms: Sequence[str] | None = None,
-    speculation: bool | None = None,
     trainer: str | None = None,
-    drafter_kind: DrafterKind | None = None,
-    watchdog: Watchfulness | None = None,
+    **others: Any,
 ) -> ServerConfig:
-    """Our settings: the file's, overridden by the flags that were given."""
+    """Our settings: the file's, overridden by the flags that were given; `others` need no parsing."""
     import msgspec
 
     config = ServerConfig.from_file(str(path)) if path else ServerConfig()
     given = {
         "drafter": drafter,
-        "drafter_kind": drafter_kind,
-        "arms": tuple(map(Arm.parse, arms)) if arms else None,
-        "speculation": speculation,
+        "arms": AUTO if arms == [AUTO] else tuple(map(Arm.parse, arms)) if arms else None,
         "trainer": msgspec.structs.replace(config.trainer or Trainer(address=""), address=trainer) if trainer else None,
-        "watchdog": watchdog,
+        **others,
     }
     return msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
 

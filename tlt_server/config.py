@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -17,7 +17,7 @@ from tlt_server.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
 AUTO = "auto"
-"""In place of a drafter: make one that has learnt nothing yet."""
+"""In place of a drafter: make one that has learnt nothing yet. In place of arms: find them."""
 
 
 class DrafterKind(StrEnum):
@@ -72,6 +72,14 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
 def widest(arms: Sequence[Arm]) -> Arm:
     """The smallest arm that is nowhere smaller than one of these: what buffers are sized by."""
     return Arm(*(max(values) for values in zip(*map(msgspec.structs.astuple, arms), strict=True)))
+
+
+CANDIDATES = (
+    *(Arm(steps, 1, steps + 1) for steps in (1, 3, 5, 7)),
+    *(Arm(5, 4, 8), Arm(5, 4, 16), Arm(8, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48)),
+)
+"""What a server tries that is to find its arms itself: from what hardly costs anything to what few requests at once can
+afford on a large GPU."""
 
 
 class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,13 +152,28 @@ class Watchfulness(StrEnum):
     OBSERVE = "observe"
 
 
+class GraphSharing(StrEnum):
+    """What the CUDA graphs of several arms have in common.
+
+    pool: the passes that can be shared, and one memory pool; each arm is captured as far as it may be chosen.
+    none: nothing. Each arm is captured at all batch sizes, in a pool of its own: for comparison.
+    """
+
+    POOL = "pool"
+    NONE = "none"
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tlt-server serve` adds to SGLang's flags.
 
     drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; `auto`: one is made, and not used before another is
         sent; None: the embedded one for the embedded target, else no speculation.
     drafter_kind: what `auto` makes.
-    arms: those that a step may be decoded with, beside plain decoding.
+    arms: those that a step may be decoded with, beside plain decoding; `auto`: of `CANDIDATES` those that can pay on
+        this machine, as timed when the server starts.
+    graph_sharing: what the arms' CUDA graphs have in common.
+    graph_memory_gb: 10⁹ bytes of each GPU that CUDA graphs of decode steps may take; arms, or their larger batches, are
+        left out where they do not fit. None: any.
     speculation: False serves without a drafter whatever `drafter` says.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
@@ -163,7 +186,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     drafter: str | None = None
     drafter_kind: DrafterKind = DrafterKind.EAGLE
-    arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)] = (Arm(3, 1, 4),)
+    arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)] | Literal["auto"] = (Arm(3, 1, 4),)
+    graph_sharing: GraphSharing = GraphSharing.POOL
+    graph_memory_gb: float | None = None
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     trainer: Trainer | None = None
@@ -173,8 +198,27 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_log: str | None = None
 
     def __post_init__(self) -> None:
-        if len(set(self.arms)) < len(self.arms):
-            raise ConfigError(f"arms {', '.join(map(str, self.arms))}: one of them is named twice")
+        if len(set(self.to_try)) < len(self.to_try):
+            raise ConfigError(f"arms {', '.join(map(str, self.to_try))}: one of them is named twice")
+        if self.graph_memory_gb is not None and self.graph_memory_gb <= 0:
+            raise ConfigError(f"--graph-memory-gb {self.graph_memory_gb}: must be more than 0. Drop it for no bound")
+        if self.graph_memory_gb is not None and self.graph_sharing is GraphSharing.NONE:
+            raise ConfigError("--graph-memory-gb beside --graph-sharing none, which captures all: drop one of the two")
+
+    @property
+    def finds_arms(self) -> bool:
+        """Whether the server keeps of its arms those that can pay."""
+        return self.arms == AUTO
+
+    @property
+    def to_try(self) -> tuple[Arm, ...]:
+        """The arms that it starts with."""
+        return CANDIDATES if isinstance(self.arms, str) else self.arms
+
+    @property
+    def graph_bytes(self) -> float | None:
+        """`graph_memory_gb` in bytes."""
+        return None if self.graph_memory_gb is None else self.graph_memory_gb * 1e9
 
     @property
     def begins_untrained(self) -> bool:
@@ -219,5 +263,5 @@ def arms_of(server_args: Any) -> tuple[Arm, ...]:
     """
     a = server_args
     own = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
-    arms = ServerConfig.from_environment().arms
+    arms = ServerConfig.from_environment().to_try
     return arms if widest(arms) == own else (own,)

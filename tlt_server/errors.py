@@ -3,6 +3,7 @@
 TltError                 anything of ours; its message names the value and the remedy
 ├── ConfigError          the user wrote what we cannot run: correct the flag, file or model that the message names
 ├── DemoFailed           the demo ran, and what it found is wrong: report it, with its figures
+├── RankLost             a process of a trainer of several ended: the others end too; start them again
 ├── ServerFailed         a server that we started ended, or never answered: its last log lines, in the message, say why
 ├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
 ├── UpdateRefused        weights that do not fit: nothing was changed; send others, the message says what is wrong
@@ -29,6 +30,10 @@ class ConfigError(TltError):
 
 class DemoFailed(TltError):
     """Requests of the demo failed, or speculation was not lossless."""
+
+
+class RankLost(TltError):
+    """A process of a trainer that runs on several GPUs is gone."""
 
 
 class ServerFailed(TltError):

@@ -71,7 +71,7 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
     if drafter and config.speculation and not own:
         if config.begins_untrained:
             drafter = _make_drafter(argv, config.drafter_kind, added.get("--model-path"))
-        added |= _speculation(drafter, widest(config.arms))
+        added |= _speculation(drafter, widest(config.to_try))
     if not gpu:
         added |= CPU_FLAGS
     flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]

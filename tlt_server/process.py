@@ -102,13 +102,14 @@ def await_answer(process: subprocess.Popen[bytes], url: str, log: Path, timeout:
         ServerFailed: the process ended, or did not answer within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ServerFailed(f"the server ended with exit code {process.returncode}:\n{tail(log)}")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        time.sleep(0.2)
+    with httpx.Client(timeout=5) as client:  # one for all: making one takes longer than asking
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise ServerFailed(f"the server ended with exit code {process.returncode}:\n{tail(log)}")
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(url).status_code == 200:
+                    return
+            time.sleep(0.2)
     raise ServerFailed(f"the server did not answer within {timeout:.0f} s:\n{tail(log)}")
 
 

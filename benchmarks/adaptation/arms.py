@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from benchmarks.trainers import training
 from tlt_server.demo import default_paths
 from tlt_server.launch import has_gpu
-from tlt_server.process import await_answer, free_port, running, running_server
+from tlt_server.process import running_server
 from tlt_server.trainer.config import TrainConfig
 
 TRAINER = Path(__file__).with_name("drafter_trainer.toml")
@@ -69,15 +70,11 @@ def serving(arm: str, seed: int, drafter: Path, folder: Path) -> Iterator[str]:
 def _trainer(seed: int, drafter: Path, folder: Path) -> Iterator[tuple[str, str]]:
     """A drafter trainer: the address that a server follows it at, and the URL of its status."""
     said = (f"{name} = {value}\n" for name, value in settings(seed).items())
-    config, port, log = folder / "train.toml", free_port(), folder / "train.log"
+    config = folder / "train.toml"
     config.write_text("".join(said) + TRAINER.read_text())
     with tempfile.TemporaryDirectory(prefix="tlt-") as scratch:  # the path of a socket may not be long
-        control = f"ipc://{scratch}/control"
-        command = ["tlt_server", "train", "--tlt-config", str(config), "--folder", f"{scratch}/drafters"]
-        command += ["--drafter", str(drafter), "--listen", control, "--port", str(port)]
-        with running(command, log, environment={"OMP_NUM_THREADS": "1"}) as process:
-            status = f"http://127.0.0.1:{port}/tlt/v1/train/status"
-            await_answer(process, status, log, 120)
+        control, log = f"ipc://{scratch}/control", folder / "train.log"
+        with training(control, config, Path(scratch) / "drafters", log, "--drafter", str(drafter)) as status:
             yield control, status
 
 

@@ -4,15 +4,15 @@
 2. is the embedded drafter converged? The recipe that made it, once more as long, and both judged
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import torch
 from tokenizers import Tokenizer
 
 from benchmarks.adaptation.arms import trainer_config
+from benchmarks.rollouts import runs, state_dtype
+from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
 from tlt_server.demo.checkpoint import load_drafter, load_target
 from tlt_server.demo.corpus import Sequence, batches
@@ -27,7 +27,7 @@ from tlt_server.results import Figures
 from tlt_server.trainer import folder as drafters
 from tlt_server.trainer.loop import Trainer
 from tlt_server.trainer.losses import HASS
-from tlt_server.trainer.packing import Run, pack
+from tlt_server.trainer.packing import pack, within
 
 STEPS, RATE, BATCH_TOKENS, ROLLOUTS = 3000, 2e-3, 32_768, 60_000
 """The recipe of the embedded drafter, as tlt_server/demo/README.md has it."""
@@ -41,36 +41,15 @@ def control(out: Path, steps: int, seed: int, rollouts: int, max_new_tokens: int
     """
     device, config = _device(), trainer_config(seed)
     target = load_target(default_paths()[0]).to(device)
-    runs = list(_runs(target, _rollouts(target, rollouts, seed, max_new_tokens)))
+    learnt_from = list(runs(target, DrafterKind.EAGLE, _rollouts(target, rollouts, seed, max_new_tokens)))
     drafter = drafters.load_drafter(default_paths()[1])
-    frozen = drafters.load_frozen(default_paths()[0], 0, _dtype())
+    frozen = drafters.load_frozen(default_paths()[0], 0, state_dtype())
     frozen = replace(frozen, embedding=frozen.embedding.to(device), head=frozen.head.to(device))
     trainer = Trainer(drafter.network.to(device), frozen, HASS, config.optimizer, seed)
+    drawn = iter(lambda: trainer.random.choice(learnt_from), None)
     for _ in range(steps):
-        trainer.step(pack(_drawn(runs, config.entries, trainer.random), config.entries, device))
+        trainer.step(pack(within(drawn, config.entries), config.entries, device))
     drafter.export(out, {"target": str(default_paths()[0]), "steps": str(steps)})
-
-
-def _drawn(runs: list[Run], entries: int, random: Random) -> list[Run]:
-    """Some of `runs`, of `entries` entries in all, the last of them cut."""
-    chosen, room = [], entries
-    while room > 0:
-        run = random.choice(runs)
-        kept = min(run.entries, room)
-        chosen.append(Run(run.tokens[: kept + 1], run.states[: kept + 1], run.finals[: kept + 1], prompt=run.prompt))
-        room -= kept
-    return chosen
-
-
-@torch.no_grad()
-def _runs(target: Target, rollouts: list[Sequence]) -> Iterator[Run]:
-    """Rollouts with the target's states, as a server would send them."""
-    device = _device()
-    for rollout in rollouts:
-        tokens = torch.from_numpy(rollout.tokens).long()
-        hidden, _ = target(tokens.to(device)[None], target.shape.rope(torch.arange(len(tokens), device=device)))
-        states = hidden[0].to(_dtype())
-        yield Run(tokens, states, states, prompt=rollout.prompt_length)
 
 
 def converged(more: int, rollouts: int, judged: int) -> Figures:
@@ -107,8 +86,3 @@ def _encoded(prompts: list[str]) -> list[list[int]]:
 
 def _device() -> torch.device:
     return torch.device("cuda" if has_gpu() else "cpu")
-
-
-def _dtype() -> torch.dtype:
-    """Of features, embedding and head, as a server sends them."""
-    return torch.bfloat16 if has_gpu() else torch.float32

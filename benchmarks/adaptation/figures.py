@@ -1,27 +1,18 @@
-"""What the logs of all runs say: figures with bootstrap intervals.
-
-An interval is the middle 95 % of what 2,000 resamples give: runs (seeds) with replacement, then steps within each, so
-that it tells of runs as different as these. Steps of one run resemble each other, and three runs are few: it is a
-measure of spread, not more.
-"""
+"""What the logs of all runs say: figures with bootstrap intervals, over runs and the steps within each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 from tlt_grpo.log import HeldOut, Line, Step
 
+from benchmarks.bootstrap import Sample, alone, interval
 from tlt_server.results import Figures
 
 ARMS = ("off", "frozen", "adapting", "control")
 LAST = 10
 """Steps that a figure of the end is of, and one of the time before the task changes."""
-RESAMPLES = 2000
 LAST_STEPS, ALL_STEPS = slice(-LAST, None), slice(None)
-
-Sample = Callable[[np.random.Generator | None], float]
-"""What a run says of something: as it is, or with its steps or problems drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +67,12 @@ def _of_arm(arm: str, runs: Runs, switch: int, steps: int) -> Figures:
     found: Figures = {}
     for name in ("accept_length", "tokens_per_s", "reward"):
         for when, window in windows.items():
-            found |= _alone(f"{name}_{arm}_{when}", {seed: _mean(run, name, window) for seed, run in runs.items()})
+            found |= alone(f"{name}_{arm}_{when}", {seed: _mean(run, name, window) for seed, run in runs.items()})
         every = np.array([run.values(name)[:steps] for run in runs.values()])
         found |= {f"{name}_{arm}_step_{step}": float(value) for step, value in enumerate(every.mean(0), 1)}
     for name in ("rollout_s", "learn_s", "publish_s"):
         found[f"{name}_{arm}"] = float(np.median(np.concatenate([run.values(name) for run in runs.values()])))
-    found |= _alone(f"accuracy_{arm}", {seed: _accuracy(run) for seed, run in runs.items()})
+    found |= alone(f"accuracy_{arm}", {seed: _accuracy(run) for seed, run in runs.items()})
     found[f"drafters_{arm}"] = float(np.mean([_drafters(run) for run in runs.values()]))
     return found
 
@@ -101,9 +92,9 @@ def _compared(runs: Mapping[str, Runs]) -> Figures:
     lengths = of(lambda run: _mean(run, "accept_length", LAST_STEPS), "frozen", "control", "adapting")
     rewards, accuracies = of(lambda run: _mean(run, "reward", ALL_STEPS), *ARMS), of(_accuracy, *ARMS)
     return (
-        _interval("accept_length_gain", lengths, lambda each: each["adapting"] / max(each["frozen"], each["control"]))
-        | _interval("reward_gap", rewards, _less_off)
-        | _interval("accuracy_gap", accuracies, _less_off)
+        interval("accept_length_gain", lengths, lambda each: each["adapting"] / max(each["frozen"], each["control"]))
+        | interval("reward_gap", rewards, _less_off)
+        | interval("accuracy_gap", accuracies, _less_off)
     )
 
 
@@ -125,25 +116,3 @@ def _mean(run: Run, name: str, window: slice) -> Sample:
 def _accuracy(run: Run) -> Sample:
     count, share = run.held_out.problems, run.held_out.accuracy
     return lambda draw: share if draw is None else draw.binomial(count, share) / count
-
-
-def _alone(name: str, samples: Mapping[int, Sample]) -> Figures:
-    """Of one arm."""
-    return _interval(name, {"": samples}, lambda of_arms: of_arms[""])
-
-
-def _interval(
-    name: str, samples: Mapping[str, Mapping[int, Sample]], statistic: Callable[[Mapping[str, float]], float]
-) -> Figures:
-    """A statistic of the arms' means over their runs, and its interval: `NAME_low`, `NAME_high`.
-
-    The same seeds are drawn for all arms, which are paired by them.
-    """
-    draw, seeds = np.random.default_rng(0), list(next(iter(samples.values())))
-
-    def once(chosen: Sequence[int], draw: np.random.Generator | None) -> float:
-        return statistic({arm: fmean(of_arm[seed](draw) for seed in chosen) for arm, of_arm in samples.items()})
-
-    resampled = [once(draw.choice(seeds, len(seeds)).tolist(), draw) for _ in range(RESAMPLES)]
-    low, high = np.percentile(resampled, (2.5, 97.5))
-    return {name: once(seeds, None), f"{name}_low": float(low), f"{name}_high": float(high)}

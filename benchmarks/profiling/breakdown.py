@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.profiling.kernels import GROUPS
 from benchmarks.profiling.limits import Place, Work
-from benchmarks.profiling.traces import PHASES, Span, Step
+from benchmarks.profiling.traces import PHASES, Call, Span, Step
 from benchmarks.tables import origin
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
@@ -89,6 +89,29 @@ def figures_of(
         f"traced_step_ms_{suffix}": statistics.median(step.period for step in steps) / 1e3,
         **_traced_idle(suffix, steps),
     }
+
+
+def launching_figures(suffix: str, steps: Sequence[Step], waits: Sequence[Call]) -> Figures:
+    """What the CPU does for a step: kernels that it launches, and how long it works and waits, while recorded.
+
+    Args:
+        waits: for the GPU, of the whole trace; empty where they were not recorded, and then nothing is said of them.
+    """
+    began, ended = steps[0].spans[0].start, steps[-1].spans[-1].end
+    kernels = [{span.kernel for span in step.spans if not span.idle} for step in steps]
+    loose = [sum(kernel.graph is None for kernel in each) for each in kernels]
+    figures: Figures = {f"loose_kernels_{suffix}": statistics.median(loose)}
+    waited = [
+        min(wait.end, ended) - max(wait.start, began) for wait in waits if wait.start < ended and wait.end > began
+    ]
+    if waits:
+        working = ended - began - sum(waited)
+        figures |= {
+            f"traced_waits_{suffix}": len(waited) / len(steps),
+            f"traced_waited_ms_{suffix}": sum(waited) / len(steps) / 1e3,
+            f"traced_cpu_ms_{suffix}": working / len(steps) / 1e3,
+        }
+    return figures
 
 
 def _terms(
@@ -175,7 +198,8 @@ def as_table(figures: Mapping[str, float], side: str, batch: int) -> Table:
 def as_markdown(result: Result) -> str:
     """What a step costs, phase by phase, and its largest terms above the physical limit, from a kept result alone."""
     figures = result.figures
-    return f"{origin(result)}\n\n{_phases_markdown(figures)}\n\n{_terms_markdown(figures)}"
+    tables = [_phases_markdown(figures), _launches_markdown(figures), _terms_markdown(figures)]
+    return "\n\n".join((origin(result), *filter(None, tables)))
 
 
 def _phases_markdown(figures: Mapping[str, float]) -> str:
@@ -189,6 +213,30 @@ def _phases_markdown(figures: Mapping[str, float]) -> str:
         parts = [f"{by_phase[phase]:.2f}" if phase in by_phase else "" for phase in (*PHASES, "idle")]
         lines.append(_row([f"{side}, batch {batch}", *(f"{total:.2f}" for total in totals), *parts]))
     return "\n".join(lines)
+
+
+def _launches_markdown(figures: Mapping[str, float]) -> str:
+    """Empty for a profile of before these figures were kept."""
+    names = ("loose_kernels", "traced_cpu_ms", "traced_waited_ms", "traced_waits")
+    heads = [
+        "",
+        "GPU idle, ms",
+        "kernels outside of CUDA graphs",
+        "while recorded: CPU works, ms",
+        "waits, ms",
+        "waits",
+    ]
+    lines = [_row(heads), _row(["---", *["--:"] * 5])]
+    for side, batch in sides(figures):
+        of = f"{side}_batch_{batch}"
+        if f"loose_kernels_{of}" in figures:
+            idle = figures[f"term_ms_idle_graphs_{of}"] + figures[f"term_ms_idle_launches_{of}"]
+            found = [figures.get(f"{name}_{of}") for name in names]
+            shown = [
+                "" if each is None else f"{each:.{places}f}" for each, places in zip(found, (0, 2, 2, 1), strict=True)
+            ]
+            lines.append(_row([f"{side}, batch {batch}", f"{idle:.2f}", *shown]))
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _terms_markdown(figures: Mapping[str, float]) -> str:

@@ -16,10 +16,12 @@ import msgspec
 
 from benchmarks.decoding import Load, Window, logged, windows
 from benchmarks.sides import Side, SideServer, Site, awake, side_by_side
+from benchmarks.strategies import Strategies
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError, ServerFailed
 from tlt_server.preflight import read_config
 from tlt_server.results import Result, measured_here
+from tlt_server.strategy.settings import from_client
 
 NEW_TOKENS = 1024  # of each request: more than the steps below need
 UNDISTURBED = 10  # lines of the server's log before a trace is taken
@@ -74,7 +76,7 @@ def record(sides: Sequence[Side], site: Site, loads: Sequence[Load], folder: Pat
     """Serves the sides, and records a step of each under each load.
 
     Args:
-        sides: plain decoding, and arms of ours.
+        sides: plain decoding, and arms of ours, each by a server of its own or by a strategy that is one arm or off.
         folder: of the recordings.
 
     Raises:
@@ -82,12 +84,13 @@ def record(sides: Sequence[Side], site: Site, loads: Sequence[Load], folder: Pat
         ServerFailed: a server ended, or gave no trace.
     """
     made = measured_here("profile", [], {})
-    runs = []
+    runs, strategies = [], Strategies()
     with side_by_side(sides, site) as servers:
         for side in sides:
-            with awake(servers[side.name]) as server:
+            with awake(servers[side.server]) as server, strategies.in_force(server, side):
                 for load in loads:
-                    run = Run(side=side.name, arm=side.arm, batch=load.batch, context=0, accept_length=1, step_ms=0)
+                    arm = arm_of(side)
+                    run = Run(side=side.name, arm=arm, batch=load.batch, context=0, accept_length=1, step_ms=0)
                     runs.append(record_run(run, server, load, folder))
     configs = {"target": dict(read_config(site.target)), "drafter": dict(read_config(site.drafter))}
     recordings = Recordings(made=made, **configs, runs=runs)
@@ -95,6 +98,12 @@ def record(sides: Sequence[Side], site: Site, loads: Sequence[Load], folder: Pat
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(recordings), indent=2))
     partial.replace(folder / "recordings.json")
     return recordings
+
+
+def arm_of(side: Side) -> Arm | None:
+    """What a side decodes with; None: plainly."""
+    pinned = side.strategy and side.strategy.pinned
+    return from_client(pinned) if pinned else side.arm
 
 
 def record_run(run: Run, server: SideServer, load: Load, folder: Path) -> Run:

@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A Python function of the scheduler's thread, while it ran. Times in µs."""
+    """A function of the scheduler's thread, Python's or CUDA's, while it ran. Times in µs."""
 
     name: str
     start: float
@@ -81,8 +81,17 @@ class Step:
         return self.spans[-1].end - self.spans[0].start
 
 
-def read(path: Path) -> tuple[list[Kernel], list[Call]]:
-    """The kernels of a trace by start, and the scheduler's Python functions; the latter only where they were recorded.
+class Trace(NamedTuple):
+    """What a trace holds: kernels by start; the scheduler's Python functions, where they were recorded; and its waits
+    for the GPU, by start: of every step in which it waits for results, and of others where something is wrong."""
+
+    kernels: list[Kernel]
+    calls: list[Call]
+    waits: list[Call]
+
+
+def read(path: Path) -> Trace:
+    """Reads a trace.
 
     Raises:
         ConfigError: the file is missing, damaged, or holds no kernel.
@@ -96,12 +105,14 @@ def read(path: Path) -> tuple[list[Kernel], list[Call]]:
     if not kernels:
         raise ConfigError(f"trace {path}: no kernel in it; record it on a GPU, with the activity GPU")
     scheduler = {e["tid"] for e in events if e.get("name") == "cudaGraphLaunch"}
-    calls = [
-        Call(e["name"], e["ts"], e["ts"] + e["dur"])
-        for e in events
-        if e.get("cat") == "python_function" and e["tid"] in scheduler
-    ]
-    return kernels, calls
+    of_scheduler = [e for e in events if e.get("dur") is not None and e.get("tid") in scheduler]
+    calls = [_call(e) for e in of_scheduler if e.get("cat") == "python_function"]
+    waits = [_call(e) for e in of_scheduler if e.get("cat") == "cuda_runtime" and "Synchronize" in e["name"]]
+    return Trace(kernels, calls, sorted(waits, key=lambda each: each.start))
+
+
+def _call(event: dict[str, Any]) -> Call:
+    return Call(event["name"], event["ts"], event["ts"] + event["dur"])
 
 
 def _kernel(event: dict[str, Any], graph_launches: set[int]) -> Kernel:
@@ -204,14 +215,17 @@ def _spans(
     return spans
 
 
-def busiest_call(calls: Sequence[Call], idle: Sequence[Span]) -> tuple[str, float] | None:
-    """What the CPU was doing while the GPU waited: the innermost function that a third of the time was spent in.
+def busiest_call(calls: Sequence[Call], stretches: Sequence[Span | Call]) -> tuple[str, float] | None:
+    """What the CPU was doing meanwhile: the innermost function that a third of the time was spent in.
+
+    Args:
+        stretches: of time, one after another.
 
     Returns:
         `file: function` and its share of the time; None where no function is in sight.
     """
-    starts, ends = [span.start for span in idle], [span.end for span in idle]
-    waited = [0.0, *accumulate(span.end - span.start for span in idle)]
+    starts, ends = [each.start for each in stretches], [each.end for each in stretches]
+    waited = [0.0, *accumulate(each.end - each.start for each in stretches)]
 
     def waited_until(time: float) -> float:
         i = bisect_right(starts, time)

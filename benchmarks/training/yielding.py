@@ -1,14 +1,12 @@
 """How soon a worker that trains is free for rollouts again: by `tlt_server.trainer.spot`, on this machine.
 
-Load is reported at a random moment of a training step. The step under way ends, a checkpoint is copied to host memory
-(and written later, beside the rollouts), all that training holds on the device is freed.
+Load is reported at a random moment of a training step. The step under way ends, and what training holds on the device
+is moved to host memory, as the trainer's process does.
 """
 
-import gc
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from threading import Timer
 
@@ -17,31 +15,29 @@ import torch
 from benchmarks.command import SEED
 from benchmarks.training.jobs import Job
 from tlt_server.results import Figures
-from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.loop import Trainer
 from tlt_server.trainer.packing import Pack, Run, pack
+from tlt_server.trainer.parking import release
 from tlt_server.trainer.spot import Spot, Start, State, Yield
 
 WORKER = "here"
 WITHIN_S = 5.0
 
 
-def yield_figures(job: Job, runs: Sequence[Run], folder: Path, times: int) -> Figures:
+def yield_figures(job: Job, runs: Sequence[Run], times: int) -> Figures:
     """Over `times` yields; of each, the drafter trains anew before."""
-    draw, saves = random.Random(SEED), Checkpoints(folder, keep=1)
-    took = [_one(job, runs, saves, number, draw.random()) for number in range(times + 1)]
-    saves.close()
-    del took[0]  # takes the host memory that later saves find
+    draw = random.Random(SEED)
+    took = [_one(job, runs, draw.random()) for _ in range(times + 1)]
+    del took[0]  # takes the host memory that later ones find
     held = torch.cuda.memory_reserved(job.device) / 1e9 if job.device.type == "cuda" else 0.0
     return {"yields": times, "yield_s_p50": median(took), "yield_s_max": max(took), "yield_held_gb": held}
 
 
-def _one(job: Job, runs: Sequence[Run], saves: Checkpoints, number: int, moment: float) -> float:
+def _one(job: Job, runs: Sequence[Run], moment: float) -> float:
     """Seconds from the load that a worker has to the moment when nothing trains on it.
 
     moment: of a step, as a share of it, when the load comes.
     """
-    saves.wait()  # the last checkpoint is long written when a worker has to yield
     trainer, packs = job.trainer(), pack(runs, job.budget, job.device)
     spot = Spot((WORKER,), settle=0.0, silence=600.0, within=WITHIN_S)
     assert spot.report(WORKER, 0, time.perf_counter()) == [Start((WORKER,))]
@@ -53,12 +49,9 @@ def _one(job: Job, runs: Sequence[Run], saves: Checkpoints, number: int, moment:
     timer = Timer((1 + moment) * step_s, lambda: loaded.append(time.perf_counter()))
     timer.start()
     _train_until(trainer, packs, loaded, spot)
-    saves.save(number, *trainer.state())
-    job.wait()
-    del trainer, packs
-    gc.collect()
-    if job.device.type == "cuda":
-        torch.cuda.empty_cache()
+    trainer.move(torch.device("cpu"))
+    del packs
+    release(job.device)
     now = time.perf_counter()
     spot.yielded(WORKER, now)
     assert spot.state(WORKER) is State.BUSY

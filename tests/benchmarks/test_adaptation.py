@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tlt_grpo.log import HeldOut, Line, Step
 
 from benchmarks.adaptation import shown
@@ -25,6 +26,7 @@ from tests.test_results import undefined
 from tlt_server import results
 from tlt_server.demo.task import grade, problems, sample_texts, solve
 from tlt_server.errors import ConfigError
+from tlt_server.results import Result
 from tlt_server.trainer.folder import load_drafter
 
 
@@ -138,9 +140,15 @@ def test_seeds_that_not_every_arm_has_do_not_count_for_the_gain() -> None:
     assert figures(runs, switch=20)["accept_length_gain"] == pytest.approx(1.5)
 
 
-def kept(place: Place, arm: str, seed: int, lines: Sequence[Line]) -> None:
+H200 = Result(
+    name="adaptation", date="2026-11-22T00:00:00+00:00", machine="H200", versions={}, revision="a", argv=[], figures={}
+)
+
+
+def kept(place: Place, arm: str, seed: int, lines: Sequence[Line], made: Result = H200) -> None:
     folder = place.of(arm, seed)
     folder.mkdir()
+    results.write(made, folder / "made.json")
     (folder / "log.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     (folder / "trainer.json").write_text('{"steps": 300}')
 
@@ -183,17 +191,26 @@ def test_a_report_runs_nothing_and_keeps_the_figures(tmp_path: Path, capsys: pyt
     for arm, runs in four().items():
         for seed, run in runs.items():
             kept(place, arm, seed, lines(run))
-    (place.folder / "converged.json").write_text(
-        '{"longer_steps": 3000, "judged_rollouts": 8, "accept_length_frozen_start": 3.55, '
-        '"accept_length_longer_start": 3.57}'
-    )
+    converged = {"longer_steps": 3000, "judged_rollouts": 8} | {
+        f"accept_length_{name}_start": 3.5 for name in ("frozen", "longer")
+    }
+    results.write(replace(H200, figures=converged), place.folder / "converged.json")
     main(["--out", str(place.folder), "--report", "--json", str(tmp_path / "made.json")])
     result = results.read(tmp_path / "made.json")
+    assert result.machine == "H200"  # not the one that reports
     assert result.figures["training_steps"] == 300
     assert not undefined(result.figures)
     assert "1.50 (1.50 to 1.50) times the better" in capsys.readouterr().out
     table = rows(shown.adaptation(result))
     assert [row[0] for row in table if row[0] in ARMS] == [*ARMS, *ARMS]
+
+
+def test_a_report_of_two_machines_is_refused(tmp_path: Path) -> None:
+    place, whole = Place(tmp_path, Plan()), run_of([3.0] * 40)
+    kept(place, "off", 0, lines(whole))
+    kept(place, "frozen", 0, lines(whole), replace(H200, machine="H100"))
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        place.report()
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,14 +184,13 @@ def test_a_result_that_could_not_be_written_is_said_first(capsys: pytest.Capture
     assert capsys.readouterr().err.startswith("speedup: --json /proc/here/result.json: ")
 
 
-@pytest.mark.parametrize("name", ["speedup", "accept_length", "context"])
-@pytest.mark.parametrize(
-    ("flags", "message"),
+@pytest.mark.parametrize(  # every mistake, and every table: they share what looks for mistakes
+    ("name", "flags", "message"),
     [
-        (["--shape", "qwen3"], "shape qwen3: not known. Choose one of"),
-        (["--shape", "qwen2.5-7b"], "--shape qwen2.5-7b needs a GPU, and there is none"),
-        (["--model-path", "there"], "--model-path and --drafter go together"),
-        (["--model-path", "there", "--drafter", "here"], "no such folder"),
+        ("speedup", ["--shape", "qwen3"], "shape qwen3: not known. Choose one of"),
+        ("accept_length", ["--shape", "qwen2.5-7b"], "--shape qwen2.5-7b needs a GPU, and there is none"),
+        ("context", ["--model-path", "there"], "--model-path and --drafter go together"),
+        ("speedup", ["--model-path", "there", "--drafter", "here"], "no such folder"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -16,7 +16,8 @@ from benchmarks.command import Models
 from benchmarks.decoding import Load
 from benchmarks.profiling import recording
 from benchmarks.profiling.breakdown import as_markdown, sides, terms
-from benchmarks.sides import Side, Site
+from benchmarks.sides import Site
+from benchmarks.strategies import fixed
 from tlt_server import results
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -62,7 +63,7 @@ def test_tables_come_from_the_json_alone(result: results.Result) -> None:
     assert "| 1. verify: attention | 0.75 | 0.01 | 0.74 |" in text
     assert "GPU idle between launches" in text
     rows = [line.count("|") for line in text.splitlines() if line]
-    assert set(rows) - {0} == {11, 6}
+    assert set(rows) - {0} == {11, 7, 6}
 
 
 def test_a_result_says_where_it_was_recorded(result: results.Result) -> None:
@@ -118,15 +119,18 @@ def test_what_cannot_be_profiled_is_one_line(flags: list[str], message: str) -> 
 def test_a_running_server_is_recorded(tmp_path: Path) -> None:
     """On a CPU the trace has no kernel, and the log says what it says on a GPU."""
     target, drafter = default_paths()
-    side = Side("chain_3", Arm(3, 1, 4))
+    sides = fixed({Arm(3, 1, 4): 2}, largest=2)
     site = Site(target, drafter, tmp_path, batches=[2], max_tokens=2 * 2048)
     texts = Models(target, drafter).prompts(2, 24)
     load = Load("batch_2", texts, recording.NEW_TOKENS)
-    done = recording.record([side], site, [load], tmp_path).runs[0]
-    assert recording.load(tmp_path).runs == [done]
-    assert 1 < done.accept_length <= 4
-    assert 24 < done.context < 24 + recording.NEW_TOKENS
-    assert 0 < done.step_ms < 1000
-    events = json.loads(gzip.decompress(done.trace(tmp_path).read_bytes()))["traceEvents"]
-    assert any(event.get("name", "").endswith("run_batch") for event in events)
+    off, chain = recording.record(sides, site, [load], tmp_path).runs
+    assert recording.load(tmp_path).runs == [off, chain]
+    assert (off.side, off.arm, off.accept_length) == ("off", None, 1)
+    assert (chain.side, chain.arm) == ("chain_3", Arm(3, 1, 4))
+    assert 1 < chain.accept_length <= 4
+    for done in (off, chain):
+        assert 24 < done.context < 24 + recording.NEW_TOKENS
+        assert 0 < done.step_ms < 1000
+        events = json.loads(gzip.decompress(done.trace(tmp_path).read_bytes()))["traceEvents"]
+        assert any(event.get("name", "").endswith("run_batch") for event in events)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

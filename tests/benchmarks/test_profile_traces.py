@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.profiling.breakdown import launching_figures
 from benchmarks.profiling.kernels import GROUPS, groups_of
-from benchmarks.profiling.traces import Kernel, Step, busiest_call, cut, read
+from benchmarks.profiling.traces import Call, Kernel, Step, busiest_call, cut, read
 from tlt_server.errors import ConfigError
 
 TRACES = Path(__file__).parent / "profile_traces"
@@ -25,7 +26,7 @@ LAYER = ["qkv_gemm", "rope", "PagedKVCache", "o_gemm", "up_gemm", "act_and_mul",
 
 
 def steps_of(name: str) -> list[Step]:
-    return cut(read(TRACES / f"{name}.json.gz")[0], layers=28)
+    return cut(read(TRACES / f"{name}.json.gz").kernels, layers=28)
 
 
 def launches(step: Step) -> Counter[tuple[str, str]]:
@@ -69,7 +70,7 @@ def test_a_step_with_a_tree() -> None:
 
 
 def test_what_the_cpu_did_meanwhile() -> None:
-    kernels, calls = read(TRACES / "tree_5_4_16-1.json.gz")
+    kernels, calls, _ = read(TRACES / "tree_5_4_16-1.json.gz")
     idle = [
         s for step in cut(kernels, 28) for s in step.spans if s.idle and not s.inside_graph and s.phase == "between"
     ]
@@ -147,7 +148,10 @@ def test_a_trace_without_the_targets_graphs_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"[")[:-3], gzip.compress(b"{}"), gzip.compress(b"[")]
+    "content",
+    [b"", b"no gzip", gzip.compress(b"[")[:-3], gzip.compress(b"{}"), gzip.compress(b"[")],
+    # by name: gzip writes the time down, and pytest's workers would not collect the same tests
+    ids=["empty", "no gzip", "cut short", "no events", "no JSON"],
 )
 def test_a_damaged_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.json.gz"
@@ -163,3 +167,38 @@ def test_a_trace_without_a_gpu_is_refused(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"ph": "X", "name": "a", "cat": "cpu_op"}]}).encode()))
     with pytest.raises(ConfigError, match="no kernel"):
         read(path)
+
+
+def test_waits_for_the_gpu_are_the_schedulers_own(tmp_path: Path) -> None:
+    """Another thread's say nothing of a step."""
+    thread = {"tid": 1, "cat": "cuda_runtime"}
+    events = [
+        {"name": "gemm", "cat": "kernel", "ts": 0, "dur": 9, "args": {"correlation": 7, "stream": 1}},
+        thread | {"name": "cudaGraphLaunch", "ts": 0, "dur": 2, "args": {"correlation": 7}},
+        thread | {"name": "cudaStreamSynchronize", "ts": 5, "dur": 3},
+        thread | {"name": "cudaEventSynchronize", "ts": 3, "dur": 1},
+        thread | {"name": "cudaLaunchKernel", "ts": 4, "dur": 1},
+        thread | {"name": "cudaDeviceSynchronize", "ts": 1, "dur": 8, "tid": 2},
+    ]
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert [tuple(wait) for wait in read(path).waits] == [
+        ("cudaEventSynchronize", 3, 4),
+        ("cudaStreamSynchronize", 5, 8),
+    ]
+
+
+def test_what_the_cpu_does_for_a_step() -> None:
+    steps = steps_of("plain-1")
+    began, ended = steps[0].spans[0].start, steps[-1].spans[-1].end
+    waits = [
+        Call("sync", began - 50, began + 100),
+        Call("sync", began + 500, began + 700),
+        Call("sync", ended, ended + 9),
+    ]
+    found = launching_figures("x", steps, waits)
+    assert found["loose_kernels_x"] < 40
+    assert found["traced_waits_x"] == 1
+    assert found["traced_waited_ms_x"] == pytest.approx(0.15)
+    assert found["traced_cpu_ms_x"] == pytest.approx((ended - began - 300) / 2 / 1e3)
+    assert launching_figures("x", steps, []).keys() == {"loose_kernels_x"}

@@ -50,7 +50,9 @@ def scheduler() -> Any:
     """As much of upstream's `Scheduler` as is read, with a step under way where `result_queue` holds one."""
     publications = Publications("a", 2.0, lambda: 0.0, lambda published: None)
     events = EventLog()
-    state = EngineState(publications, events, drafter=None, speculation=Speculation(None, 32, events), sharing=None)
+    state = EngineState(
+        publications, events, drafter=None, speculation=Speculation(None, 32, events), sharing=None, devices=[]
+    )
     ps = Made(attn_tp_rank=0)
     return Made(weight_updater=Made(state=state), is_generation=True, ps=ps, result_queue=deque())
 

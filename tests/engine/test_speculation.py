@@ -24,7 +24,14 @@ LOTTERY = StrategyUpdate("paper", epsilon=1.0)
 
 def worker() -> Any:
     captured = {CHAIN: 64, TREE: 8}
-    return Made(all_arms=(CHAIN, TREE), captured=captured, timings=[], table=pinned_table(CHAIN, captured))
+    return Made(
+        all_arms=(CHAIN, TREE),
+        captured=captured,
+        graphs=None,
+        finds_arms=False,
+        timings=[],
+        table=pinned_table(CHAIN, captured),
+    )
 
 
 @given(st.lists(CALLS))

@@ -5,11 +5,13 @@ from types import SimpleNamespace as Made
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tlt_server.config import Arm
 from tlt_server.engine.arms import Parts
 from tlt_server.engine.graphs import Pass
-from tlt_server.engine.timing import REPLAYS, timings
+from tlt_server.engine.timing import REPLAYS, rising, timings
 
 CHAIN, TREE = Arm(3, 1, 4), Arm(3, 4, 8)
 
@@ -62,3 +64,13 @@ def test_a_step_is_the_sum_of_its_passes() -> None:
 def test_nothing_is_said_unless_all_were_timed(plain: Any) -> None:
     assert timings({CHAIN: parts(None, None, None)}, plain) == []
     assert timings({CHAIN: parts(None, graphs(1, 1), None)}, None) == []
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(1e-4, 1.0), min_size=1))
+def test_a_pass_of_more_tokens_never_takes_less(seconds: dict[int, float]) -> None:
+    """Whatever else the machine did while it was timed; what rises as it is stays as it is."""
+    found = [each.seconds for each in rising(seconds)]
+    assert found == sorted(found)
+    assert all(each.seconds <= seconds[each.batch] for each in rising(seconds))
+    straight = dict(zip(sorted(seconds), found, strict=True))
+    assert [each.seconds for each in rising(straight)] == found

@@ -13,7 +13,7 @@ import pytest
 from tlt_client import AsyncClient, Retry
 
 from tests.wire.ends import HELLO
-from tlt_server.link.bridge import Bridge
+from tlt_server.link.bridge import Bridge, Greeting
 from tlt_server.wire.messages import (
     READS_NOTICES,
     DrafterReady,
@@ -104,7 +104,7 @@ def bridged(
         ours, theirs = Pipe()
         retry = Retry(attempts=1)
         async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
-            running = asyncio.create_task(Bridge(client, ours, HELLO, seen, "ipc://t", folder).run())
+            running = asyncio.create_task(Bridge(client, ours, Greeting(HELLO, seen), "ipc://t", folder).run())
             await script(Receiver(theirs))
             running.cancel()
             await asyncio.wait({running})
@@ -224,6 +224,30 @@ def test_load() -> None:
         assert await receiver.hears(1, Load) == [Load(running=5, waiting=1)]
 
     bridged(Routes(loads=[{"loads": replicas}]), script)
+
+
+def test_load_says_whether_memory_is_lent() -> None:
+    """As long as any of it is, whatever was released and resumed in how many calls."""
+    released, some, rest = (
+        event(number, kind, tags=tags)
+        for number, kind, tags in (
+            (1, "memory_released", "kv_cache weights"),
+            (2, "memory_resumed", "weights"),
+            (3, "memory_resumed", "kv_cache"),
+        )
+    )
+    routes = Routes(events=[[released], [some], []])
+
+    async def script(receiver: Receiver) -> None:
+        await routes.until(4, "events")
+        receiver.heard.clear()
+        assert (await receiver.hears(1, Load))[0].lent
+        routes.answers["events"] = [[rest], []]
+        await routes.until(len(routes.asked["events"]) + 2, "events")
+        receiver.heard.clear()
+        assert not (await receiver.hears(2, Load))[1].lent
+
+    bridged(routes, script)
 
 
 def test_a_server_that_refuses_its_own_link_ends_it() -> None:

@@ -1,4 +1,9 @@
-"""Real servers, one at a time: a scheduler busy-polls a core. Tests of one configuration share one server."""
+"""Real servers, one at a time: a scheduler busy-polls a core. Tests of one configuration share one server.
+
+A test names it by its marker, `pytest.mark.server("eagle-chain")`, or by a parameter `config` of its own; the fixtures
+`url` and `client` lead there. Tests of one server run one after another, whatever files they are in: a start takes
+longer than most of them. Those that start servers of their own name none, and come last.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -7,22 +12,59 @@ from pathlib import Path
 import pytest
 import torch
 from tlt_client import Client
+from tlt_client.schemas import Arm
 
+from benchmarks.reload.trainer import Trainer
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
-from tlt_server.process import running_server
+from tlt_server.process import running_module
 
 PROMPTS = [problem.prompt for problem in problems(16, seed=11)]
 EAGLE3 = ["--drafter", str(eagle3_path())]
-CONFIGS = {
+DRAFTING = {
     "eagle-chain": [],
     "eagle-tree": ["--arm", "5,4,16"],
     "eagle3-chain": [*EAGLE3, "--arm", "3,1,4"],
     "eagle3-tree": [*EAGLE3, "--arm", "4,3,12"],
-    "plain": ["--no-speculation"],
 }
+ARMS = (Arm(3, 1, 4), Arm(3, 4, 8), Arm(5, 2, 8), Arm(1, 1, 2), Arm(4, 3, 5), Arm(5, 4, 16))
+SEVERAL = [word for a in ARMS for word in ("--arm", f"{a.num_steps},{a.topk},{a.num_draft_tokens}")]
+TRAINER = "tcp://of.the.tests:1"
+"""Stands for an address of `Servers`: of a trainer whose control link nobody listens to; features go without it."""
+TAPPED = ["--trainer", TRAINER, "--chunked-prefill-size", "16"]
+SWITCHING = {
+    "eagle-arms": [*SEVERAL, *TAPPED],
+    "eagle3-arms": [*EAGLE3, *SEVERAL, *TAPPED],
+    # prompts of 20 to 60 tokens come in chunks, and a pool that is too small for 16 of them has requests retracted
+    "tight-arms": [*SEVERAL, "--chunked-prefill-size", "16", "--max-total-tokens", "1000"],
+}
+CONFIGS: dict[str, list[str]] = {
+    **DRAFTING,
+    "plain": ["--no-speculation"],
+    **SWITCHING,
+    "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
+    "two-replicas": ["--dp-size", "2", "--tokenizer-worker-num", "2"],
+}
+RANKS_APART = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own reordering
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    servers = [*CONFIGS, None]
+
+    def place(item: pytest.Item) -> int:
+        marker = item.get_closest_marker("server")
+        here = marker is not None and item.path.parent == Path(__file__).parent
+        return servers.index(config_of(item, marker)) if here else len(servers)
+
+    items.sort(key=place)
+
+
+def config_of(item: pytest.Item, marker: pytest.Mark) -> str | None:
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return given.get("config", marker.args[0] if marker.args else None)
 
 
 class Servers:
@@ -32,13 +74,20 @@ class Servers:
         self._logs, self._started = logs, 0
         self._flags: Sequence[str] | None = None
         self._stack = contextlib.ExitStack()
-        self.url = ""
+        self.url, self.trainer = "", f"ipc://{logs}/control"
 
     def get(self, flags: Sequence[str]) -> str:
         if flags != self._flags:
             self.close()
             log = self._logs / f"server-{self._started}.log"
-            self.url = self._stack.enter_context(running_server([*flags, "--random-seed", "7"], log))
+            starting = running_module(
+                ["tlt_server", "serve"],
+                [*(self.trainer if word == TRAINER else word for word in flags), "--random-seed", "7"],
+                log,
+                start_timeout=180,
+                environment=RANKS_APART if "--tp-size" in flags else None,
+            )
+            self.url = self._stack.enter_context(starting).url
             self._flags, self._started = flags, self._started + 1
         return self.url
 
@@ -54,15 +103,27 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     pool.close()
 
 
-@pytest.fixture(scope="session", params=CONFIGS)  # session: pytest then groups the tests by server
+@pytest.fixture
 def config(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return str(config_of(request.node, request.node.get_closest_marker("server")))
 
 
 @pytest.fixture
-def client(config: str, servers: Servers) -> Iterator[Client]:
-    with Client(servers.get(CONFIGS[config])) as client:
+def url(config: str, servers: Servers) -> str:
+    return servers.get(CONFIGS[config])
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
         yield client
+
+
+@pytest.fixture
+def trainer(url: str) -> Iterator[Trainer]:
+    trainer = Trainer(url)
+    yield trainer
+    trainer.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,14 +10,10 @@ import openai
 import pytest
 from tlt_client import AsyncClient, Client, SamplingParams
 
-from tests.server.conftest import CONFIGS, Servers
+from tlt_server.errors import ServerFailed
+from tlt_server.trainer.replay import replay
 
-pytestmark = pytest.mark.server
-
-
-@pytest.fixture
-def url(servers: Servers) -> str:
-    return servers.get(CONFIGS["eagle-chain"])
+pytestmark = pytest.mark.server("eagle-chain")
 
 
 def test_status(url: str) -> None:
@@ -84,6 +80,11 @@ def test_bench_serving(url: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "bench.jsonl").read_text())["completed"] == 8
+
+
+def test_prompts_are_replayed_for_a_trainer_alone(url: str) -> None:
+    with pytest.raises(ServerFailed, match="connected to no drafter trainer: start both"):
+        list(replay(url, ["What is 3*4?\n"], 1, SamplingParams(max_new_tokens=8), at_once=1))
 
 
 def test_two_servers_on_one_port(url: str) -> None:

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.server.conftest import CONFIGS, Servers
-
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("eagle-chain")
 
 INEXACT = {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2}
 NEUTRAL = {
@@ -22,8 +20,8 @@ NEUTRAL = {
 
 
 @pytest.fixture
-def http(servers: Servers) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=servers.get(CONFIGS["eagle-chain"]), timeout=60) as http:
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as http:
         yield http
 
 

@@ -1,13 +1,15 @@
-"""A server that begins without a drafter, and gets one while it serves."""
+"""A server that begins without a drafter, and gets one while it serves; and that finds its arms itself."""
 
 from pathlib import Path
 
 import pytest
-from tlt_client import Client, DrafterUpdate, SamplingParams
+from tlt_client import Client, DrafterUpdate, SamplingParams, StrategyUpdate
 
 from tests.server.conftest import PROMPTS, Servers
+from tlt_server.config import CANDIDATES
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
+from tlt_server.strategy.settings import from_client
 
 pytestmark = pytest.mark.server
 
@@ -18,7 +20,7 @@ def test_a_drafter_comes_later(
     servers: Servers, expected: list[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Client(servers.get(["--drafter", "auto"])) as client:
+    with Client(servers.get(["--drafter", "auto", "--arm", "auto"])) as client:
 
         def lengths() -> set[float | None]:
             rollouts = client.generate_batch(PROMPTS, GREEDY)
@@ -28,7 +30,13 @@ def test_a_drafter_comes_later(
         assert "the drafter has learnt nothing yet" in client.status().help
         assert lengths() == {None}
         client.update_drafter(DrafterUpdate(str(default_paths()[1])))
-        assert client.strategy().on
+        found = client.strategy()
+        assert (found.on, found.mode) == (True, "bandit")
+        assert set(map(from_client, found.arms)) <= set(CANDIDATES)
+        assert found.selection is not None
+        placed = {arm for bucket in found.selection.buckets for arm in (each.arm for each in bucket.arms)}
+        assert placed <= {None, *found.arms}
+        client.set_strategy(StrategyUpdate("pinned", pinned=found.arms[-1]))
         assert min(length or 0 for length in lengths()) > 1.5
         client.roll_back_drafter()
         assert not client.strategy().on

@@ -5,39 +5,38 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 import torch
 from tlt_client import Client, Rollout, SamplingParams, StrategyUpdate
+from tlt_client.schemas import Arm
 
 from benchmarks.learner import Learner, Row, states
+from tests.link.processes import until
 from tests.server.conftest import CONFIGS, PROMPTS, Servers
+from tests.server.drafter_trainer import DrafterTrainer
 from tests.server.trainer import Trainer, noisy, tensors_of, while_running
 from tlt_server.config import beside
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.courier import MESSAGE_AGE
+from tlt_server.trainer.replay import replay
 
 pytestmark = pytest.mark.server
 
 SAMPLED = SamplingParams(temperature=1, max_new_tokens=96)
-SPECULATING = [name for name in CONFIGS if name != "plain"]
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of a trainer whose control link nobody listens to: features come without it."""
-    return f"ipc://{tmp_path_factory.mktemp('trainer')}/control"
-
-
-@pytest.fixture(scope="module")
-def learner(address: str) -> Iterator[Learner]:
-    with Learner(beside(address)) as learner:
+@pytest.fixture
+def learner(servers: Servers, client: Client) -> Iterator[Learner]:
+    """Met by the test's server, which has sent to nobody so far, and forgotten what it decoded."""
+    with Learner(beside(servers.trainer)) as learner:
+        while not learner.tokens:
+            client.generate(PROMPTS[0], SAMPLED)
+        time.sleep(4 * MESSAGE_AGE)  # until what is still gathered has come
+        httpx.post(f"{servers.url}/flush_cache").raise_for_status()
         yield learner
-
-
-def flags(config: str, address: str, *more: str) -> list[str]:
-    return [*CONFIGS[config], "--trainer", address, "--chunked-prefill-size", "16", *more]
 
 
 def counted(client: Client, name: str) -> float:
@@ -60,22 +59,20 @@ def check(reference: Reference, prompt: tuple[int, ...], rollout: Rollout, found
     return set(found)
 
 
-@pytest.mark.parametrize("config", SPECULATING)
-def test_every_position_has_its_state(
-    servers: Servers, learner: Learner, address: str, reference: Reference, config: str
-) -> None:
+@pytest.mark.parametrize("arm", [Arm(3, 1, 4), Arm(5, 4, 16)], ids=["chain", "tree"])
+@pytest.mark.parametrize("config", ["eagle-arms", "eagle3-arms"])
+def test_every_position_has_its_state(client: Client, learner: Learner, reference: Reference, arm: Arm) -> None:
     """Prompts in chunks and out of the radix cache, responses that end in the middle of a step, off in between."""
-    with Client(servers.get(flags(config, address))) as client:
-        rounds = [client.generate_batch(PROMPTS, SAMPLED)]
+    client.set_strategy(StrategyUpdate("pinned", pinned=arm))
+    rounds = [client.generate_batch(PROMPTS, SAMPLED)]
 
-        def switch() -> None:
-            for mode in ("off", "pinned", "off"):
-                time.sleep(0.2)
-                client.set_strategy(StrategyUpdate(mode))
+    def switch() -> None:
+        for mode in ("off", "pinned", "off"):
+            time.sleep(0.2)
+            client.set_strategy(StrategyUpdate(mode))
 
-        rounds.append(while_running(lambda: client.generate_batch(PROMPTS, SAMPLED), switch))
-        rounds.append(client.generate_batch(PROMPTS, SAMPLED))
-        assert counted(client, "tlt_features_dropped_total") == 0
+    rounds.append(while_running(lambda: client.generate_batch(PROMPTS, SAMPLED), switch))
+    rounds.append(client.generate_batch(PROMPTS, SAMPLED))
     for answers in rounds:
         for text, rollout in zip(PROMPTS, answers, strict=True):
             prompt = reference.tokens(text)
@@ -89,12 +86,27 @@ def test_every_position_has_its_state(
     assert len({learner.groups[rollout.rid] for answers in rounds for rollout in answers}) == len(set(PROMPTS))
 
 
-def test_one_of_two_ranks_sends(servers: Servers, learner: Learner, address: str, reference: Reference) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-        url = servers.get(flags("eagle3-tree", address, "--tp-size", "2"))
-    with Client(url) as client:
-        rollout = client.generate(PROMPTS[0], SAMPLED)
+@pytest.mark.server("eagle3-arms")
+def test_replayed_prompts_are_sent(servers: Servers, client: Client, learner: Learner) -> None:
+    """Each response that was asked for, and nobody else's."""
+    known = set(learner.rows)
+    with DrafterTrainer(servers.trainer):
+        until(lambda: (trainer := client.status().trainer) is not None and trainer.connected, 60)
+        said = list(replay(servers.url, PROMPTS[:3], 2, SAMPLED, at_once=1))
+    assert [each.responses for each in said] == [6]
+    deadline, new = time.monotonic() + 10, set[str]()
+    while sum(len(learner.rows[rid]) for rid in new) < said[-1].tokens and time.monotonic() < deadline:
+        time.sleep(0.02)
+        new = set(learner.rows) - known
+    assert len(new) == 6
+    assert sum(len(learner.rows[rid]) for rid in new) >= said[-1].tokens
+    assert len({learner.groups[rid] for rid in new}) == 3
+
+
+@pytest.mark.server("two-ranks")
+def test_one_of_two_ranks_sends(client: Client, learner: Learner, reference: Reference) -> None:
+    client.set_strategy(StrategyUpdate("pinned", pinned=Arm(4, 3, 5)))
+    rollout = client.generate(PROMPTS[0], SAMPLED)
     prompt = reference.tokens(PROMPTS[0])
     wanted = set(range(len(prompt) + len(rollout.tokens) - 1))
     found = learner.of(rollout.rid, wanted)
@@ -106,9 +118,8 @@ def test_one_of_two_ranks_sends(servers: Servers, learner: Learner, address: str
 def crowded(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A server whose pool is too small for what it is asked, and the address where it looks for a trainer."""
     address = f"ipc://{tmp_path_factory.mktemp('crowded')}/control"
-    return servers.get(
-        flags("eagle-tree", address, "--max-total-tokens", "1600", "--schedule-conservativeness", "0.1")
-    ), address
+    tight = ["--max-total-tokens", "1600", "--schedule-conservativeness", "0.1", "--chunked-prefill-size", "16"]
+    return servers.get([*CONFIGS["eagle-tree"], "--trainer", address, *tight]), address
 
 
 def test_nobody_listens_then_somebody_does(crowded: tuple[str, str], reference: Reference) -> None:

@@ -18,22 +18,20 @@ from tlt_grpo.policy import Policy
 from tlt_grpo.publishing import Publisher
 from tlt_grpo.train import Training, train
 
-from tests.server.conftest import Servers
-from tests.server.trainer import CHAIN, Trainer
+from tests.server.trainer import Trainer
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import training_problems
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("eagle-chain")
 
 TARGET = default_paths()[0]
 SMALL: dict[str, Any] = {"prompts": 2, "group": 4, "max_new_tokens": 96, "learning_rate": 1e-4}
 
 
-@pytest.fixture
-def url(servers: Servers) -> Iterator[str]:
-    """Of a server whose target is as at the start again when the test is over."""
-    url = servers.get(CHAIN)
-    yield url
+@pytest.fixture(autouse=True)
+def restored(url: str) -> Iterator[None]:
+    """The server's target is as at the start again when a test is over."""
+    yield
     with Client(url) as client:
         client.update_weights_from_disk(str(TARGET), "default")
 

@@ -32,7 +32,7 @@ from tlt_server.wire.messages import (
 
 pytestmark = pytest.mark.server
 
-START = tensors_of(DRAFTERS["chain"])
+START = tensors_of(DRAFTERS["eagle-chain"])
 KEYS = ["--api-key", "user", "--admin-api-key", "admin"]
 LONG = SamplingParams(temperature=0, max_new_tokens=200, ignore_eos=True)
 
@@ -93,7 +93,7 @@ def test_the_latest_drafter_reaches_a_server_that_comes_late(client: Client) -> 
 
 def test_a_drafter_takes_over_while_rollouts_run(client: Client, address: str, tmp_path: Path) -> None:
     undisturbed = client.generate_batch(PROMPTS[:8], LONG)
-    good = tensors_of(noisy(DRAFTERS["chain"], tmp_path / "good", 1, scale=0.005))
+    good = tensors_of(noisy(DRAFTERS["eagle-chain"], tmp_path / "good", 1, scale=0.005))
     with another_trainer(client, address) as trainer:
         version = client.drafter().newest + 1
 
@@ -181,7 +181,7 @@ def test_a_rollback_is_told(client: Client, address: str) -> None:
 def test_a_trainer_that_is_killed_in_mid_push(client: Client, address: str) -> None:
     spawn = multiprocessing.get_context("spawn")
     sent, version = spawn.Value("i", 0), client.drafter().newest + 10
-    first = spawn.Process(target=slow_trainer, args=(address, version, DRAFTERS["chain"], sent))
+    first = spawn.Process(target=slow_trainer, args=(address, version, DRAFTERS["eagle-chain"], sent))
     first.start()
     until(lambda: sent.value > 20)
     first.kill()

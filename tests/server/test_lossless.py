@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from tlt_client import Client, SamplingParams
+from tlt_client import Client, SamplingParams, StrategyUpdate
 
-from tests.server.conftest import PROMPTS, Servers, greedy
+from tests.server.conftest import DRAFTING, PROMPTS, Servers, greedy
 from tlt_server.demo.lossless import Tokens, enumerate_law, p_value
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.sampling import filter_probs
@@ -15,6 +15,7 @@ from tlt_server.engine.sampling import filter_probs
 pytestmark = pytest.mark.server
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=96)
+EVERYWHERE = pytest.mark.parametrize("config", [*DRAFTING, "plain"])
 SAMPLES, LENGTH = 400, 6
 # With about 100 p-values, one false alarm in 1,000 runs of this file, were the servers' seeds not fixed.
 LEAST_P = 1e-5
@@ -51,6 +52,7 @@ def law_of(reference: Reference, params: dict[str, object]) -> Callable[[Sequenc
     return next_probs
 
 
+@EVERYWHERE
 def test_greedy_output_is_plain_decodings(client: Client, expected: list[Tokens]) -> None:
     """Alone and 16 at a time; `plain` among the configurations shows that transformers is the same yardstick."""
     together = client.generate_batch(PROMPTS, GREEDY)
@@ -59,6 +61,7 @@ def test_greedy_output_is_plain_decodings(client: Client, expected: list[Tokens]
     assert alone == expected[:3]
 
 
+@EVERYWHERE
 def test_a_limit_in_the_step_that_ends_a_response(client: Client, expected: list[Tokens]) -> None:
     """A step gives tokens after the end too; with a limit among them they were returned as if the end were none."""
     ended = [(prompt, tokens) for prompt, tokens in zip(PROMPTS, expected, strict=True) if len(tokens) < 96]
@@ -70,6 +73,7 @@ def test_a_limit_in_the_step_that_ends_a_response(client: Client, expected: list
             assert rollout.finish_reason.type == "stop"
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("case", CASES)
 def test_sampled_law_matches_plain(client: Client, reference: Reference, case: str) -> None:
     prompt = PROMPTS[0]
@@ -79,6 +83,7 @@ def test_sampled_law_matches_plain(client: Client, reference: Reference, case: s
     assert p_value([rollout.tokens for rollout in rollouts], law) > LEAST_P
 
 
+@EVERYWHERE
 def test_requests_of_all_kinds_in_one_batch(client: Client, reference: Reference) -> None:
     """A request's law does not depend on its neighbours', greedy ones among them."""
     prompt, kinds = PROMPTS[1], [*CASES.values(), {"temperature": 0}]
@@ -92,6 +97,7 @@ def test_requests_of_all_kinds_in_one_batch(client: Client, reference: Reference
     assert {rollout.tokens for rollout in rollouts[len(kinds) - 1 :: len(kinds)]} == {greedy(reference, prompt, 4)}
 
 
+@EVERYWHERE
 def test_logprobs(client: Client, reference: Reference) -> None:
     """Within 1e-5 of the target's own, at every position."""
     rollouts = client.generate_batch(PROMPTS, SamplingParams(max_new_tokens=64, temperature=0.8), logprobs=True)
@@ -103,6 +109,7 @@ def test_logprobs(client: Client, reference: Reference) -> None:
         torch.testing.assert_close(torch.tensor(rollout.logprobs), exact, atol=1e-5, rtol=0)
 
 
+@EVERYWHERE
 def test_min_new_tokens(client: Client, reference: Reference) -> None:
     """A stop token is impossible before, and follows its own law from then on."""
     prompt = PROMPTS[2]
@@ -126,6 +133,7 @@ def test_min_new_tokens(client: Client, reference: Reference) -> None:
     assert p_value(starts, law) > LEAST_P
 
 
+@EVERYWHERE
 def test_a_stop_string_ends_every_sample(client: Client) -> None:
     rollouts = client.generate_group(PROMPTS[3], 8, SamplingParams(max_new_tokens=200, stop=["so"]))
     assert len(rollouts) == 8
@@ -134,6 +142,7 @@ def test_a_stop_string_ends_every_sample(client: Client) -> None:
         assert rollout.finish_reason.type in ("stop", "length")
 
 
+@EVERYWHERE
 def test_grammar_is_obeyed(client: Client) -> None:
     pattern = r"(ab|cd){2}[0-9]{3}"
     params = SamplingParams(max_new_tokens=64, temperature=1.0, regex=pattern)
@@ -142,16 +151,19 @@ def test_grammar_is_obeyed(client: Client) -> None:
 
 
 def test_a_wide_tree_near_the_context_limit(servers: Servers) -> None:
-    """Upstream writes past the request's row here; greedy output must still be that of a server with more room."""
+    """Upstream writes past the request's row here; greedy output must still be plain decoding's."""
     params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
-    flags = ["--context-length", "128", "--max-running-requests", "4"]
+    flags = ["--arm", "7,8,8", "--context-length", "128", "--max-running-requests", "4"]
     outputs = []
-    for arm in (["--no-speculation"], ["--arm", "7,8,8"]):
-        with Client(servers.get([*arm, *flags])) as client:
+    with Client(servers.get(flags)) as client:
+        for mode in ("off", "pinned"):
+            client.set_strategy(StrategyUpdate(mode))
             outputs.append([rollout.tokens for rollout in client.generate_batch(PROMPTS[:8], params)])
+        assert client.status().counters.accepted_tokens > 0
     assert outputs[0] == outputs[1]
 
 
+@EVERYWHERE
 def test_every_configuration_speculates_or_not(client: Client, config: str) -> None:
     """Guards the tests above: with a drafter, drafts are accepted; without one there are none."""
     rollout = client.generate(PROMPTS[0], SamplingParams(max_new_tokens=48))

@@ -5,12 +5,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tlt_client import Client, SamplingParams
 
-from tests.server.conftest import CONFIGS, Servers
 from tlt_server.metrics import SpecCounts
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("eagle-tree")
 
-TREE = CONFIGS["eagle-tree"]
 VERIFIED = 16  # tokens that this arm verifies in one pass
 
 
@@ -20,8 +18,7 @@ def scrape(url: str) -> dict[tuple[str, str], float]:
     return {(s.name, s.labels.get("position", s.labels.get("le", ""))): s.value for s in samples}
 
 
-def test_counters_equal_what_clients_received(servers: Servers) -> None:
-    url = servers.get(TREE)
+def test_counters_equal_what_clients_received(url: str) -> None:
     before = scrape(url)
     prompts = [f"What is {n}*{n + 3}?\n" for n in range(12, 24)]
     with Client(url) as client:
@@ -47,18 +44,17 @@ def test_counters_equal_what_clients_received(servers: Servers) -> None:
     assert counters.accepted_tokens == after["tlt_spec_accepted_tokens_total", ""]
 
 
-def test_what_the_http_process_counts_is_scraped_too(servers: Servers) -> None:
+def test_what_the_http_process_counts_is_scraped_too(url: str) -> None:
     """prometheus_client must not be imported before SGLang has chosen where the processes' metrics meet."""
-    url = servers.get(TREE)
     with Client(url) as client:
         client.generate("What is 3*4?\n", SamplingParams(max_new_tokens=8))
     names = {name for name, _ in scrape(url)}
     assert {"sglang:e2e_request_latency_seconds_count", "sglang:generation_tokens_total"} <= names
 
 
-def test_meta_info_has_old_and_new_names(servers: Servers) -> None:
+def test_meta_info_has_old_and_new_names(url: str) -> None:
     asked = {"text": "What is 34*56?\n", "sampling_params": {"max_new_tokens": 64}}
-    info = httpx.post(f"{servers.get(TREE)}/generate", json=asked, timeout=60).json()["meta_info"]
+    info = httpx.post(f"{url}/generate", json=asked, timeout=60).json()["meta_info"]
     assert info["spec_accept_token_num"] == info["spec_num_correct_drafts"] > 0
     assert info["spec_draft_token_num"] == info["spec_num_proposed_drafts"] == (VERIFIED - 1) * info["spec_verify_ct"]
     assert 0 < info["spec_accept_rate"] <= 1

@@ -3,26 +3,32 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from tlt_client import Client, SamplingParams, StrategyUpdate, VersionConflict
+from tlt_client.schemas import SelectionBucket
 
-from tests.server.conftest import CONFIGS, PROMPTS, Servers
-from tlt_server.demo.lossless import Tokens
+from tests.server.conftest import DRAFTING, PROMPTS
+from tests.server.test_lossless import CASES, LEAST_P, law_of
+from tlt_server.demo.lossless import Tokens, enumerate_law, p_value
+from tlt_server.demo.reference import Reference
 
 pytestmark = pytest.mark.server
 
 OFF, ON = StrategyUpdate("off"), StrategyUpdate("pinned")
-SPECULATING = [name for name in CONFIGS if name != "plain"]
+EVERY_DRAFTER = pytest.mark.parametrize("config", DRAFTING)
+STRETCH, LONG = 100, 180
+PAST_ENDS = SamplingParams(temperature=0, max_new_tokens=LONG, ignore_eos=True)
 
 
-@pytest.fixture(params=SPECULATING)
-def speculating(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Client]:
-    with Client(servers.get(CONFIGS[request.param])) as client:
-        yield client
-        client.set_strategy(ON)
+@pytest.fixture
+def speculating(client: Client) -> Iterator[Client]:
+    yield client
+    client.set_strategy(ON)
 
 
+@EVERY_DRAFTER
 def test_off_and_on_under_load(speculating: Client, expected: list[Tokens]) -> None:
     """At random moments of greedy streams; logprobs are those of the tokens."""
     client, draw = speculating, random.Random(3)
@@ -40,6 +46,7 @@ def test_off_and_on_under_load(speculating: Client, expected: list[Tokens]) -> N
     assert {event.kind for event in client.events()} >= {"speculation_on", "speculation_off"}
 
 
+@EVERY_DRAFTER
 def test_off_is_off(speculating: Client, expected: list[Tokens]) -> None:
     client, sampling = speculating, SamplingParams(temperature=0, max_new_tokens=96)
     before = client.status().counters
@@ -57,8 +64,71 @@ def test_off_is_off(speculating: Client, expected: list[Tokens]) -> None:
     assert (again.accept_length or 0) > 1.5
 
 
-def test_a_server_without_a_drafter(servers: Servers) -> None:
-    with Client(servers.get(CONFIGS["plain"])) as client:
-        assert not client.strategy().on
-        with pytest.raises(VersionConflict, match="without a drafter"):
-            client.set_strategy(ON)
+@contextmanager
+def counted(client: Client) -> Iterator[list[float]]:
+    """Afterwards it holds the accept length of what was decoded within, by steps that speculated."""
+    found: list[float] = []
+    before = client.status().counters
+    yield found
+    after = client.status().counters
+    found.append(1 + (after.accepted_tokens - before.accepted_tokens) / (after.drafts - before.drafts))
+
+
+@EVERY_DRAFTER
+def test_the_drafter_catches_up(speculating: Client) -> None:
+    """Steps accept among others that do not speculate what they do alone: half of all are off, at random."""
+    arm = speculating.strategy().arms[0]
+    mixed = StrategyUpdate("paper", epsilon=1.0, buckets=(SelectionBucket(1, (arm, None)),))
+    lengths = []
+    for strategy in (ON, mixed):
+        speculating.set_strategy(strategy)
+        with counted(speculating) as found:
+            speculating.generate_batch(PROMPTS, PAST_ENDS)
+        lengths += found
+    alone, among_others = lengths
+    assert among_others > 1 + 0.95 * (alone - 1)
+
+
+@EVERY_DRAFTER
+def test_the_drafter_catches_up_after_a_long_stretch(speculating: Client, reference: Reference) -> None:
+    """What follows a hundred plain steps is drafted as if all before had been the prompt."""
+    client = speculating
+    with ThreadPoolExecutor(1) as pool:
+        client.set_strategy(OFF)
+        with counted(client) as found:
+            others = pool.submit(client.generate_batch, PROMPTS[1:], PAST_ENDS)
+            tokens: list[int] = []
+            for chunk in client.stream(PROMPTS[0], PAST_ENDS):
+                was, tokens = len(tokens), [*tokens, *chunk.tokens]
+                if was < STRETCH <= len(tokens):
+                    client.set_strategy(ON)
+            responses = [tuple(tokens), *(rollout.tokens for rollout in others.result())]
+        client.flush_cache(wait_s=5)  # it holds what the drafter never read
+        heads = [
+            [*reference.tokens(prompt), *response[:STRETCH]]
+            for prompt, response in zip(PROMPTS, responses, strict=True)
+        ]
+        rest = SamplingParams(temperature=0, max_new_tokens=LONG - STRETCH, ignore_eos=True)
+        with counted(client) as as_prompts:
+            client.generate_batch(heads, rest)
+        assert found[0] > 1 + 0.95 * (as_prompts[0] - 1)
+
+
+@pytest.mark.server("eagle-chain")
+def test_off_samples_by_the_one_law(speculating: Client, reference: Reference) -> None:
+    """Requests of one kind, which need no filters, and of all kinds in one batch."""
+    speculating.set_strategy(OFF)
+    prompt, tokens = PROMPTS[0], reference.tokens(PROMPTS[0])
+    for kinds in ([CASES["temperature 1.7"]], list(CASES.values())):
+        each = [SamplingParams(max_new_tokens=4, ignore_eos=True, **kind) for kind in kinds]
+        rollouts = speculating.generate_batch([prompt] * (120 * len(each)), each * 120)
+        for k, kind in enumerate(kinds):
+            law = enumerate_law(law_of(reference, kind), tokens, 4, rarest=1e-4)
+            assert p_value([rollout.tokens for rollout in rollouts[k :: len(kinds)]], law) > LEAST_P, kind
+
+
+@pytest.mark.server("plain")
+def test_a_server_without_a_drafter(client: Client) -> None:
+    assert not client.strategy().on
+    with pytest.raises(VersionConflict, match="without a drafter"):
+        client.set_strategy(ON)

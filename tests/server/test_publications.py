@@ -1,27 +1,19 @@
 """The literal calls of trainers, with rollouts in flight: one publication, and every token of the version it is of."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.conftest import PROMPTS, Servers
-from tests.server.trainer import CHAIN, Trainer, buckets, noisy, tensors_of, while_running
+from tests.server.conftest import PROMPTS
+from tests.server.trainer import Trainer, buckets, noisy, tensors_of, while_running
 from tlt_server.demo import default_paths
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("eagle-chain")
 
 TARGET, _ = default_paths()
 LONG = {"temperature": 1.0, "max_new_tokens": 400, "ignore_eos": True}
-
-
-@pytest.fixture
-def trainer(servers: Servers) -> Iterator[Trainer]:
-    trainer = Trainer(servers.get(CHAIN))
-    yield trainer
-    trainer.close()
 
 
 @pytest.fixture(scope="module")

@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import PROMPTS, Servers
-from tests.server.trainer import CHAIN, DRAFTERS, Trainer, noisy, while_running
+from tests.server.conftest import PROMPTS
+from tests.server.trainer import DRAFTERS, Trainer, noisy, while_running
 from tlt_server.demo import default_paths
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("eagle-chain")
 
 TARGET, _ = default_paths()
 
 
-@pytest.fixture
-def trainer(servers: Servers) -> Iterator[Trainer]:
-    trainer = Trainer(servers.get(CHAIN))
-    yield trainer
+@pytest.fixture(autouse=True)
+def returned(trainer: Trainer) -> Iterator[None]:
+    """All memory is back when a test is over."""
+    yield
     trainer.post("/resume_memory_occupation").raise_for_status()
-    trainer.close()
 
 
 def outputs(trainer: Trainer, length: int = 48) -> list[Any]:
@@ -42,12 +41,13 @@ def test_a_step_of_a_colocated_trainer(trainer: Trainer, tmp_path: Path) -> None
             answer = trainer.post(route, **fields)
             assert (answer.status_code, answer.json()) == (200, None), answer.text
 
+    assert trainer.disk(TARGET).status_code == 200  # other tests may have left another one
     first = trainer.checksums()
-    trainer.drafter(noisy(DRAFTERS["chain"], tmp_path / "noisy", 3, scale=0.005)).raise_for_status()
+    trainer.drafter(noisy(DRAFTERS["eagle-chain"], tmp_path / "noisy", 3, scale=0.005)).raise_for_status()
     before, told, events = trainer.checksums(), outputs(trainer), trainer.http.get("/tlt/v1/events").json()
     call("/release_memory_occupation", tags=["kv_cache", "kv_cache"])
     call("/release_memory_occupation")
-    for answer in (trainer.drafter(DRAFTERS["chain"]), trainer.post("/tlt/v1/drafter/rollback")):
+    for answer in (trainer.drafter(DRAFTERS["eagle-chain"]), trainer.post("/tlt/v1/drafter/rollback")):
         assert answer.status_code == 409
         assert "/resume_memory_occupation" in answer.json()["message"]
     assert "/resume_memory_occupation" in trainer.disk(TARGET).json()["message"]
@@ -64,7 +64,9 @@ def test_a_step_of_a_colocated_trainer(trainer: Trainer, tmp_path: Path) -> None
     ]
     assert trainer.post("/tlt/v1/drafter/rollback").status_code == 200
     assert trainer.checksums() == first
-    trainer.drafter(DRAFTERS["chain"]).raise_for_status()  # the newest version is in force for the tests that follow
+    trainer.drafter(
+        DRAFTERS["eagle-chain"]
+    ).raise_for_status()  # the newest version is in force for the tests that follow
 
 
 def test_a_release_under_load_is_refused(trainer: Trainer) -> None:

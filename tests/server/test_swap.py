@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 from tlt_client import Client, DrafterUpdate, SamplingParams, VersionConflict
 
 from benchmarks.reload.streams import beside
-from tests.server.conftest import PROMPTS, Servers
+from tests.server.conftest import PROMPTS
 from tests.server.trainer import (
     DRAFTERS,
-    SERVERS,
     Tensors,
     Trainer,
     changed,
@@ -31,10 +30,10 @@ from tests.server.trainer import (
 pytestmark = pytest.mark.server
 
 GREEDY = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
-SWAPS = {"chain": 200, "tree": 100}
+SWAPS = {"eagle-chain": 200, "eagle3-tree": 100}
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=DRAFTERS)
 def config(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -49,12 +48,10 @@ def drafters(config: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {"start": start, "good": good, "random": shuffled(start, folder / "random", 2)}
 
 
-@pytest.fixture
-def trainer(config: str, servers: Servers) -> Iterator[Trainer]:
-    trainer = Trainer(servers.get(SERVERS[config]))
-    trainer.http.put("/tlt/v1/drafter/watchdog", json={"mode": "observe"}).raise_for_status()  # some are of no use
-    yield trainer
-    trainer.close()
+@pytest.fixture(autouse=True)
+def observing(trainer: Trainer) -> None:
+    """Some drafters here are of no use."""
+    trainer.http.put("/tlt/v1/drafter/watchdog", json={"mode": "observe"}).raise_for_status()
 
 
 def rollouts(trainer: Trainer, **sampling: Any) -> list[dict[str, Any]]:
@@ -80,6 +77,7 @@ def under_load(trainer: Trainer, work: Callable[[], None]) -> list[list[dict[str
 
 def test_swaps_under_load_change_no_output(trainer: Trainer, config: str, drafters: dict[str, Path]) -> None:
     """Good, identical, random; the last is the drafter of the start, which is then as good as ever."""
+    trainer.drafter(drafters["start"]).raise_for_status()
     before, undisturbed, length = trainer.checksums(), rollouts(trainer), accept_length(trainer)
     first, choose = live(trainer)["version"], random.Random(5)
 
@@ -175,7 +173,7 @@ def wrong(start: Path, folder: Path) -> dict[str, Callable[[], Path]]:
     }
 
 
-KINDS = list(wrong(DRAFTERS["chain"], Path("/")))
+KINDS = list(wrong(DRAFTERS["eagle-chain"], Path("/")))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,6 +190,7 @@ def test_a_checksum_that_is_not_its_own(trainer: Trainer, drafters: dict[str, Pa
     answer = trainer.drafter(drafters["good"], sha256="0" * 64)
     assert answer.status_code == 400
     assert "its sha256 is" in answer.json()["message"]
+    trainer.drafter(drafters["start"]).raise_for_status()
     right = live(trainer)["sha256"]
     assert trainer.drafter(drafters["start"], sha256=right.upper()).status_code == 200
 

@@ -1,7 +1,6 @@
 """Target updates by every route: the target changes, alone, whole or not at all, whatever runs meanwhile."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from tlt_client import Client, SamplingParams
 
-from tests.server.conftest import PROMPTS, Servers, greedy
-from tests.server.trainer import DRAFTERS, SERVERS, Tensors, Trainer, changed, noisy, tensors_of, while_running
+from tests.server.conftest import PROMPTS, greedy
+from tests.server.trainer import DRAFTERS, Tensors, Trainer, changed, noisy, tensors_of, while_running
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
@@ -36,21 +35,9 @@ def expected_after(moved: Path, reference: Reference) -> list[Tokens]:
     return [greedy(after, prompt, 32) for prompt in PROMPTS]
 
 
-@pytest.fixture(scope="module", params=["tree", "chain"])  # module: pytest then groups the tests by server
-def served(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=DRAFTERS)
+def config(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def url(served: str, servers: Servers) -> str:
-    return servers.get(SERVERS[served])
-
-
-@pytest.fixture
-def trainer(url: str) -> Iterator[Trainer]:
-    trainer = Trainer(url)
-    yield trainer
-    trainer.close()
 
 
 def send(trainer: Trainer, route: str, model: Path, **fields: object) -> None:
@@ -64,6 +51,7 @@ def send(trainer: Trainer, route: str, model: Path, **fields: object) -> None:
 def test_a_target_update_changes_the_target_alone(
     trainer: Trainer, url: str, route: str, moved: Path, expected_after: list[Tokens]
 ) -> None:
+    send(trainer, route, TARGET)  # other tests may have left another one
     before = trainer.checksums()
     send(trainer, route, moved)
     differs = changed(before, trainer.checksums())
@@ -106,7 +94,7 @@ def misfits() -> dict[str, Tensors]:
     cases = {kind: {**good, name: tensor} for kind, tensor in wrong.items()}
     return cases | {
         "unknown": good | {"model.layers.4.mlp.up_proj.weight": torch.zeros(768, 256)},
-        "the drafter's": tensors_of(DRAFTERS["chain"]),
+        "the drafter's": tensors_of(DRAFTERS["eagle-chain"]),
     }
 
 

@@ -2,12 +2,14 @@
 
 import os
 import signal
-import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tlt_client import Client, SamplingParams
 
+from tests.server import faults
 from tests.server.conftest import PROMPTS, Servers
 from tests.trainer.stand_in import Outlet, until
 from tests.trainer.stand_in import Running as Trainer
@@ -15,6 +17,7 @@ from tlt_server.process import running_module
 
 pytestmark = pytest.mark.server
 NAME = "a server"
+SAMPLED = SamplingParams(temperature=1, max_new_tokens=128)
 
 
 def followed(trainer: Trainer, folder: Path) -> list[str]:
@@ -24,27 +27,15 @@ def followed(trainer: Trainer, folder: Path) -> list[str]:
     return ["--tlt-config", str(settings)]
 
 
-def test_it_learns_from_what_a_server_taps(servers: Servers, tmp_path: Path) -> None:
-    """From nothing: no step speculates before a drafter comes that was trained on this server's own rollouts."""
-    servers.close()
-    trainer, sampling = Trainer(tmp_path / "trainer"), SamplingParams(temperature=1, max_new_tokens=128)
-    server = running_module(["tlt_server", "serve"], followed(trainer, tmp_path), tmp_path / "log", start_timeout=180)
-    with trainer.process() as process, server as running, Client(running.url) as client:
-        deadline = time.monotonic() + 180
-        while not client.drafter().live.version and time.monotonic() < deadline:
-            client.generate_batch(PROMPTS, sampling)
-        assert client.drafter().live.version, trainer.log
-        status = trainer.status()
-        assert status["tokens_received"] > 1000
-        assert set(status["tokens_dropped"]) <= {"unknown target"}
-        lengths = [rollout.accept_length or 0 for rollout in client.generate_batch(PROMPTS, sampling)]
-        assert max(lengths) > 1
-        trainer.end(process)
+def _worker(trainer: Trainer) -> dict[str, object]:
+    (worker,) = trainer.status()["workers"]
+    return dict(worker)
 
 
 def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: Servers, tmp_path: Path) -> None:
+    """From a trainer that shares its device, and trains while the server has nothing to do."""
     servers.close()
-    trainer, log = Trainer(tmp_path / "trainer", "passes = 2.0"), tmp_path / "log"
+    trainer, log = Trainer(tmp_path / "trainer", "passes = 2.0", tables="[spot]\non = true"), tmp_path / "log"
     flags = followed(trainer, tmp_path)
     with trainer.process() as process:
         with running_module(["tlt_server", "serve"], flags, log, start_timeout=180) as server:
@@ -53,6 +44,13 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
             outlet.push(range(40))
             with Client(server.url) as client:
                 until(lambda: client.drafter().live.version > 0, "no drafter takes over")
+                assert client.status().devices == [_worker(trainer)["device"]]
+                with closing(
+                    client.stream(PROMPTS[0], SamplingParams(max_new_tokens=1500, ignore_eos=True))
+                ) as rollout:
+                    next(rollout)
+                    until(lambda: _worker(trainer)["state"] == "busy", "it does not hear of the load")
+                until(lambda: _worker(trainer)["state"] == "training", "it does not hear that the load is gone")
             until(lambda: trainer.status()["state"] == "waiting for features", "it trains for ever")
             outlet.close()
             published = trainer.status()["published"]
@@ -64,3 +62,38 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
             assert rollout.accept_length is not None
         trainer.end(process)
     assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
+
+
+@pytest.fixture(scope="module")
+def at(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[faults.Scene]:
+    """A server without a drafter but what its trainer sends; rollouts go on all the time. No other server beside it:
+    tests that start one come before."""
+    servers.close()
+    with faults.scene(tmp_path_factory.mktemp("scene")) as made:
+        yield made
+
+
+def test_it_learns_from_what_a_server_taps(at: faults.Scene) -> None:
+    """From nothing: no step speculates before a drafter comes that was trained on this server's own rollouts."""
+    with at.trainer.process() as process:
+        at.grows("begins")
+        status = at.trainer.status()
+        assert status["tokens_received"] >= 512
+        assert set(status["tokens_dropped"]) <= {"unknown target"}
+        lengths = [rollout.accept_length or 0 for rollout in at.client.generate_batch(PROMPTS, SAMPLED)]
+        assert max(lengths) > 1
+        at.trainer.end(process)
+    at.check()
+
+
+def test_a_trainer_that_is_killed_beside_a_server(at: faults.Scene) -> None:
+    """More kills, and more of what follows: `python -m tests.server.faults`."""
+    faults.kill(at, 2, seed=1)
+
+
+def test_a_line_that_is_cut_in_the_middle_of_a_drafter(at: faults.Scene) -> None:
+    faults.cut(at, 1)
+
+
+def test_a_trainer_that_stops_holds_up_no_rollout(at: faults.Scene) -> None:
+    faults.stop(at, 4.0)

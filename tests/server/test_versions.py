@@ -8,12 +8,12 @@ import pytest
 import torch
 from tlt_client import Client, SamplingParams, VersionConflict
 
-from tests.server.conftest import PROMPTS, Servers
-from tests.server.trainer import CHAIN, DRAFTERS, PLAIN, Trainer, noisy, tensors_of, while_running
+from tests.server.conftest import PROMPTS
+from tests.server.trainer import DRAFTERS, Trainer, noisy, tensors_of, while_running
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("plain")
 
 TARGET, _ = default_paths()
 LENGTH = 200
@@ -33,13 +33,11 @@ def logprobs(reference: Reference, prompt: str, tokens: tuple[int, ...]) -> torc
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("flags", [CHAIN, PLAIN], ids=["chain", "plain"])
+@pytest.mark.parametrize("config", ["eagle-chain", "plain"])
 def test_every_token_is_credited_to_the_weights_that_sampled_it(
-    servers: Servers, flags: list[str], targets: list[Path]
+    trainer: Trainer, url: str, config: str, targets: list[Path]
 ) -> None:
     """Weights change twice in mid-flight; requests are retracted, so that each token's prefix is of its own weights."""
-    url = servers.get(flags)
-    trainer = Trainer(url)
     before = trainer.http.get("/tlt/v1/status").json()["versions"]
     first, drafter = before["target"]["version"], (before["drafter"] or {"live": {}})["live"].get("version")
 
@@ -54,7 +52,6 @@ def test_every_token_is_credited_to_the_weights_that_sampled_it(
         sampling = SamplingParams(max_new_tokens=LENGTH, ignore_eos=True)
         given = while_running(lambda: client.generate_batch(PROMPTS[:8], sampling, logprobs=True), updates)
         trainer.disk(TARGET).raise_for_status()
-    trainer.close()
     references = [Reference(model) for model in targets]
     seen: set[int] = set()
     for prompt, rollout in zip(PROMPTS[:8], given, strict=True):
@@ -68,15 +65,13 @@ def test_every_token_is_credited_to_the_weights_that_sampled_it(
             torch.testing.assert_close(torch.tensor(rollout.logprobs[part]), exact[which][part], atol=1e-4, rtol=0)
         assert rollout.weight_versions[-1].end == LENGTH
         drafted = [(span.start, span.end, span.version) for span in rollout.drafter_versions]
-        assert drafted == ([] if flags == PLAIN else [(0, LENGTH, drafter)])
+        assert drafted == ([] if config == "plain" else [(0, LENGTH, drafter)])
     assert seen == {0, 1, 2}
 
 
-def test_a_stream_says_its_versions_too(servers: Servers) -> None:
-    url = servers.get(PLAIN)
-    with Client(url) as client:
-        *_, last = client.stream(PROMPTS[0], SamplingParams(max_new_tokens=20, ignore_eos=True))
-        versions = client.status().versions
+def test_a_stream_says_its_versions_too(client: Client) -> None:
+    *_, last = client.stream(PROMPTS[0], SamplingParams(max_new_tokens=20, ignore_eos=True))
+    versions = client.status().versions
     assert last.rollout is not None
     (span,) = last.rollout.weight_versions
     assert versions is not None
@@ -84,9 +79,8 @@ def test_a_stream_says_its_versions_too(servers: Servers) -> None:
     assert span.version == versions.target.weight_version
 
 
-def test_a_request_gets_the_version_that_it_needs_or_none(servers: Servers) -> None:
+def test_a_request_gets_the_version_that_it_needs_or_none(trainer: Trainer) -> None:
     """On every route; many at once share the question to the scheduler."""
-    trainer = Trainer(servers.get(PLAIN))
     trainer.post("/update_weight_version", new_version="needed").raise_for_status()
     asked = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 4}
     with Client(str(trainer.http.base_url)) as client:
@@ -108,23 +102,19 @@ def test_a_request_gets_the_version_that_it_needs_or_none(servers: Servers) -> N
         assert trainer.http.post("/v1/completions", json=asked, headers=header).status_code == status
     answer = trainer.http.post("/v1/completions", json=asked, headers={"x-tlt-target-version": "-1"})
     assert (answer.status_code, "is not a number" in answer.json()["message"]) == (400, True)
-    trainer.close()
 
 
-def test_the_openai_route_is_as_it_was(servers: Servers) -> None:
+def test_the_openai_route_is_as_it_was(trainer: Trainer) -> None:
     """Its answers carry no meta_info; a request credited all the same must not upset it."""
     asked: dict[str, Any] = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 8, "stream": True}
-    with Trainer(servers.get(PLAIN)).http as http:
-        answer = http.post("/v1/completions", json=asked)
+    answer = trainer.http.post("/v1/completions", json=asked)
     assert answer.status_code == 200
     assert answer.text.rstrip().endswith("data: [DONE]")
 
 
-def test_a_server_without_a_drafter_says_so(servers: Servers) -> None:
-    trainer = Trainer(servers.get(PLAIN))
+def test_a_server_without_a_drafter_says_so(trainer: Trainer) -> None:
     assert trainer.http.get("/tlt/v1/drafter").status_code == 404
-    answer = trainer.drafter(DRAFTERS["chain"])
+    answer = trainer.drafter(DRAFTERS["eagle-chain"])
     assert answer.status_code == 409
     assert "without a drafter" in answer.json()["message"]
     assert trainer.http.get("/tlt/v1/status").json()["versions"]["drafter"] is None
-    trainer.close()

@@ -8,21 +8,14 @@ from typing import Any
 import pytest
 from tlt_client import Client, Event, SamplingParams
 
-from tests.server.conftest import CONFIGS, PROMPTS, Servers
+from tests.server.conftest import PROMPTS
 from tests.server.trainer import Trainer, noisy, shuffled
 from tlt_server.demo import default_paths
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("eagle-chain")
 
 TARGET, DRAFTER = default_paths()
 GREEDY = SamplingParams(temperature=0, max_new_tokens=200, ignore_eos=True)
-
-
-@pytest.fixture
-def trainer(servers: Servers) -> Iterator[Trainer]:
-    trainer = Trainer(servers.get(CONFIGS["eagle-chain"]))
-    yield trainer
-    trainer.close()
 
 
 @pytest.fixture

@@ -1,19 +1,20 @@
 """Hot reload where a server is several processes: every rank changes, or none; every replica answers for itself."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tlt_client import Client, SamplingParams
+from safetensors.torch import load_file
+from tlt_client import Client, SamplingParams, StrategyUpdate
+from tlt_client.schemas import Arm
 
-from tests.server.conftest import EAGLE3, PROMPTS, Servers, greedy
+from tests.server.conftest import PROMPTS, greedy
 from tests.server.trainer import Trainer, changed, copied, noisy, shuffled, tensors_of, while_running
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.server("two-ranks")
 
 TARGET, _ = default_paths()
 GREEDY = SamplingParams(temperature=0, max_new_tokens=32)
@@ -27,20 +28,10 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return noisy(TARGET, tmp_path_factory.mktemp("targets") / "moved", seed=7)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(servers: Servers) -> Iterator[Trainer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-        trainer = Trainer(servers.get([*EAGLE3, "--tp-size", "2"]))
-    yield trainer
-    trainer.close()
-
-
-@pytest.fixture(scope="module")
-def two_replicas(servers: Servers) -> Iterator[Trainer]:
-    trainer = Trainer(servers.get(["--dp-size", "2", "--tokenizer-worker-num", "2"]))
-    yield trainer
-    trainer.close()
+@pytest.fixture
+def two_ranks(trainer: Trainer, client: Client) -> Trainer:
+    client.set_strategy(StrategyUpdate("pinned", pinned=Arm(3, 1, 4)))
+    return trainer
 
 
 def test_a_rank_that_gets_other_tensors_keeps_all_from_writing(two_ranks: Trainer) -> None:
@@ -103,6 +94,17 @@ def test_ranks_swap_the_drafter_together(two_ranks: Trainer, tmp_path: Path) -> 
     assert two_ranks.checksums() == before
 
 
+@pytest.mark.parametrize("config", ["two-ranks", "two-replicas"])
+def test_what_drafters_need_of_the_target_is_shared_whole(config: str, client: Client, tmp_path: Path) -> None:
+    """Of ranks, each of which holds some of its rows, and of replicas, of which one gives it."""
+    sent = tensors_of(TARGET)
+    shared = client.share_target(str(tmp_path / "shared"))
+    held = {name: each for file in Path(shared.path).iterdir() for name, each in load_file(file).items()}
+    assert held.keys() == {"model.embed_tokens.weight", "lm_head.weight"}
+    for name, tensor in held.items():
+        assert torch.equal(tensor, sent[name].to(tensor.dtype)), name
+
+
 def test_ranks_lend_their_memory_together(two_ranks: Trainer) -> None:
     before = two_ranks.checksums()
     for route in ("/release_memory_occupation", "/resume_memory_occupation"):
@@ -130,25 +132,26 @@ def test_ranks_come_to_one_verdict(two_ranks: Trainer, tmp_path: Path) -> None:
     assert two_ranks.checksums() == before
 
 
-def test_replicas_and_tokenizer_workers_know_the_version(two_replicas: Trainer, moved: Path) -> None:
+@pytest.mark.server("two-replicas")
+def test_replicas_and_tokenizer_workers_know_the_version(trainer: Trainer, moved: Path) -> None:
     """Whichever process answers."""
 
     def post(route: str, **fields: Any) -> None:
-        answer = two_replicas.post(route, **fields)
+        answer = trainer.post(route, **fields)
         assert answer.status_code == 200, answer.text
 
     post("/pause_generation", mode="in_place")
     post("/begin_weight_update")
-    assert two_replicas.disk(moved, weight_version="moved").status_code == 200
+    assert trainer.disk(moved, weight_version="moved").status_code == 200
     post("/end_weight_update")
     post("/continue_generation")
-    with Client(str(two_replicas.http.base_url)) as client:
+    with Client(str(trainer.http.base_url)) as client:
         rollouts = client.generate_batch(PROMPTS, GREEDY)
     spans = {(span.version, span.target_version) for rollout in rollouts for span in rollout.weight_versions}
     assert spans == {("moved", 1)}
     for _ in range(4):  # whichever tokenizer worker leads it through
-        assert two_replicas.drafter(default_paths()[1]).status_code == 200
-    events = two_replicas.http.get("/tlt/v1/events").json()
+        assert trainer.drafter(default_paths()[1]).status_code == 200
+    events = trainer.http.get("/tlt/v1/events").json()
     swaps = [(event["replica"], event["detail"]["version"]) for event in events if event["kind"] == "drafter_swapped"]
     assert sorted(swaps) == [(replica, version) for replica in (0, 1) for version in (1, 2, 3, 4)]
     events = [event for event in events if event["kind"] == "target_published"]

@@ -9,11 +9,7 @@ from benchmarks.reload.weights import Tensors, buckets, changed, copied, noisy, 
 from tlt_server.demo import default_paths, eagle3_path
 
 __all__ = [
-    "CHAIN",
     "DRAFTERS",
-    "PLAIN",
-    "SERVERS",
-    "TREE",
     "Tensors",
     "Trainer",
     "buckets",
@@ -25,12 +21,8 @@ __all__ = [
     "while_running",
 ]
 
-# The servers of the tests of hot reload: a chain and a tree, EAGLE and EAGLE-3.
-CHAIN = ["--arm", "3,1,4"]
-TREE = ["--drafter", str(eagle3_path()), "--arm", "5,4,16"]
-PLAIN = ["--no-speculation"]
-DRAFTERS = {"chain": default_paths()[1], "tree": eagle3_path()}
-SERVERS = {"chain": CHAIN, "tree": TREE}
+# What the servers of the tests of hot reload draft with at their start: a chain and a tree, EAGLE and EAGLE-3.
+DRAFTERS = {"eagle-chain": default_paths()[1], "eagle3-tree": eagle3_path()}
 
 
 def while_running(work: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:

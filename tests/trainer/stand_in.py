@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import torch
 import zmq
+from safetensors import deserialize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -90,19 +92,31 @@ class Outlet:
 
 
 class Server(Outlet):
-    """Inside a `with`, it follows the trainer: every drafter that arrives is in force at once.
+    """Inside a `with`, it follows the trainer: every drafter that arrives is in force at once, while it is not `held`.
+
+    devices: that it says to compute on.
 
     Attributes:
         arrived: drafters, in order.
+        held: drafters that arrive are not put in force.
         link: what it knows of its trainer.
     """
 
-    def __init__(self, folder: Path, control: str, features: str, name: str = "one:1", newest: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        control: str,
+        features: str,
+        name: str = "one:1",
+        newest: int = 0,
+        devices: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(features, name)
         self.folder = folder
         self.arrived: list[DrafterReady] = []
+        self.held = False
         self.link = TrainerLink(connected=False, rejected=0)
-        self._control, self._newest = control, newest
+        self._control, self._newest, self._devices = control, newest, devices
         self._pipe, self._theirs = Pipe()
         self._shared = self._save()
         self._over = threading.Event()
@@ -116,6 +130,7 @@ class Server(Outlet):
             drafter_version=self._newest,
             newest_drafter=self._newest,
             shared=self._shared,
+            devices=self._devices,
         )
         arguments = (self._control, self._theirs, hello, self.folder / "drafters")
         self._receiving = threading.Thread(target=receive, args=arguments)
@@ -143,6 +158,10 @@ class Server(Outlet):
     def share(self) -> None:
         self.tell(TargetShared(target_version=self.count, path=self._save()))
 
+    def swap(self) -> None:
+        """Puts the newest drafter in force."""
+        self.tell(DrafterSwapped(version=self.newest, outcome="live", drafter_version=self.newest))
+
     def _save(self) -> str:
         """The head is a little another one each time."""
         path = self.folder / f"target-{self.count}"
@@ -161,16 +180,26 @@ class Server(Outlet):
             message = decode([self._pipe.recv_bytes()], READS_FROM_RECEIVER)[0]
             if isinstance(message, DrafterReady):
                 self.arrived.append(message)
-                version = message.version
-                self.tell(DrafterSwapped(version=version, outcome="live", drafter_version=version))
+                if not self.held:
+                    self.swap()
             elif isinstance(message, TrainerLink):
                 self.link = message
 
 
-class Running:
-    """A trainer's process. control, features: where it listens: no ports, of which one found free may soon not be."""
+def torchrun(ranks: int) -> list[str]:
+    """Before the module's name and its arguments."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
-    def __init__(self, folder: Path, settings: str = "", judged_every: int = 5) -> None:
+
+class Running:
+    """A trainer's process, or its processes under torchrun.
+
+    control, features: where it listens: no ports, of which one found free may soon not be.
+    """
+
+    def __init__(
+        self, folder: Path, settings: str = "", judged_every: int = 5, margin: float = 0.01, tables: str = ""
+    ) -> None:
         self.port, self.folder, self._file = free_port(), folder, folder / "train.toml"
         self.control, self.features = f"ipc://{folder}/control", f"ipc://{folder}/control.features"
         self._process: subprocess.Popen[bytes] | None = None
@@ -178,24 +207,28 @@ class Running:
         self._file.write_text(
             f'folder = "{folder}"\nlisten = "{self.control}"\nport = {self.port}\n'
             f"entries = 512\nheld_out = 0.2\ncheckpoint_every = 5\n{settings}\n"
-            "[optimizer]\nrate = 4e-3\nwarmup = 10\n[policy]\nfloor = 1.0\n"
-            f"[gate]\nevery = {judged_every}\n"
+            f"[optimizer]\nrate = 4e-3\nwarmup = 10\n[policy]\nfloor = 1.0\nmargin = {margin}\n"
+            f"[gate]\nevery = {judged_every}\n{tables}\n"
         )
 
     @contextlib.contextmanager
-    def process(self) -> "Iterator[subprocess.Popen[bytes]]":
-        """Killed at the end, where it still runs."""
-        command = [sys.executable, "-m", "tlt_server", "train", "--tlt-config", str(self._file)]
-        with (self.folder / "log").open("ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-            self._process = process
-            try:
-                yield process
-            finally:
-                process.kill()
+    def process(self, ranks: int = 1) -> "Iterator[subprocess.Popen[bytes]]":
+        """Killed at the end, where it still runs, with what it has started."""
+        start = torchrun(ranks) if ranks > 1 else [sys.executable]
+        command = [*start, "-m", "tlt_server", "train", "--tlt-config", str(self._file)]
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self._process = process
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def end(self, process: "subprocess.Popen[bytes]") -> None:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, self.log
+        assert process.wait(WITHIN_S) == 0, self.log
 
     @property
     def log(self) -> str:
@@ -212,3 +245,12 @@ class Running:
         except httpx.TransportError:
             return {}
         return found
+
+
+def published(trainer: Running, version: int) -> Path:
+    """The file of a drafter that it published."""
+    return trainer.folder / "published" / f"drafter-{version:08}" / "model.safetensors"
+
+
+def contents(file: Path) -> dict[str, Any]:
+    return {name: (each["shape"], bytes(each["data"])) for name, each in deserialize(file.read_bytes())}

@@ -63,6 +63,22 @@ def test_a_new_target_is_trained_and_judged_for_at_once(tmp_path: Path) -> None:
         trainer.end(process)
 
 
+def test_nothing_is_published_while_the_last_drafter_is_on_its_way(tmp_path: Path) -> None:
+    trainer = Running(tmp_path / "trainer", "passes = 1000.0", judged_every=2)
+    with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
+        server.held = True
+        until(lambda: trainer.status().get("frozen") == 0, "the first target is not followed")
+        server.push(range(40))
+        until(lambda: server.arrived, "nothing was published")
+        steps = trainer.status()["steps"]
+        until(lambda: trainer.status()["steps"] > steps + 20, "it does not train on")
+        assert trainer.status()["published"] == server.newest == 1
+        server.held = False
+        server.swap()
+        until(lambda: server.newest > 1, "what it learnt meanwhile is not published")
+        trainer.end(process)
+
+
 def _no_step_for_a_target_without_its_head(trainer: Running, server: Server) -> None:
     server.publish()
     until(lambda: trainer.status()["state"] == "waiting for the target's embedding and head", "it goes on")

@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.trainer.killed_trainers import kill
-from tests.trainer.stand_in import Running, Server, until
+import pytest
+
+from tests.trainer.killed_trainers import kill_beside_a_stand_in
+from tests.trainer.line import Line
+from tests.trainer.stand_in import Running, Server, contents, published, until
 
 KILLS = 5
-"""By hand, `python -m tests.trainer.killed_trainers FOLDER COUNT SEED` kills as many as one likes."""
+"""`python -m tests.server.faults` kills as many as one likes, beside a real server."""
 
 CUT_S = 7.0
 """After which both ends have given the connection up: see `SILENCE` of the receiver, and the sockets' heartbeats."""
@@ -22,7 +25,7 @@ CUT_S = 7.0
 def test_killed_at_any_moment_it_goes_on_and_versions_grow(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     sys.stdout.write(f"seed {seed}\n")
-    kill(tmp_path, KILLS, seed)
+    kill_beside_a_stand_in(tmp_path, KILLS, seed)
 
 
 def test_stopped_for_a_while_it_hears_what_happened_meanwhile(tmp_path: Path) -> None:
@@ -41,6 +44,36 @@ def test_stopped_for_a_while_it_hears_what_happened_meanwhile(tmp_path: Path) ->
         server.push(range(40))
         until(lambda: server.arrived, "nothing was published")
         assert server.arrived[0].trained_on == 2
+        trainer.end(process)
+
+
+@pytest.mark.parametrize("fault", ["cut", "silence"])
+def test_a_line_that_fails_in_the_middle_of_a_drafter(tmp_path: Path, fault: str) -> None:
+    trainer = Running(tmp_path / "trainer")
+    with (
+        Line(trainer.control.removeprefix("ipc://")) as control,
+        Line(trainer.features.removeprefix("ipc://")) as features,
+        Server(tmp_path / "one", control.address, features.address) as server,
+        trainer.process() as process,
+    ):
+        until(lambda: trainer.status().get("frozen") == 0, "the first target is not followed")
+        server.held = True  # so that no other drafter follows the first
+        control.rate = 1e6
+        control.after(600_000, getattr(control, fault))
+        server.push(range(40))
+        until(lambda: not control.is_whole, "no drafter is on its way")
+        getattr(features, fault)()
+        time.sleep(CUT_S)
+        assert not server.link.connected
+        assert not server.arrived
+        control.rate = 0
+        for line in (control, features):
+            line.restore()
+        until(lambda: server.arrived, "no drafter arrives")
+        assert contents(Path(server.arrived[-1].path)) == contents(published(trainer, server.newest))
+        received = trainer.status()["tokens_received"]
+        server.push(range(40, 80))
+        until(lambda: trainer.status()["tokens_received"] > received, "no features arrive")
         trainer.end(process)
 
 

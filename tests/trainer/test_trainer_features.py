@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tlt_server.errors import WireError
 from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.features import Feature
-from tlt_server.trainer.packing import Run
+from tlt_server.trainer.packing import Run, pack
 
 PROMPT, LENGTH, MAX_AGE = 5, 14, 2
 ROW_BYTES = 8 + 3 * 4
@@ -113,6 +113,38 @@ def test_what_judges_is_never_learnt(pieces: list[Feature], share: float, random
     assert all(row[2] == buffer.newest for run in judged for row in run.states.tolist())
 
 
+@given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=8, unique=True), min_size=1, max_size=6))
+def test_every_target_that_sees_two_prompts_is_learnt_and_judged_by(targets: list[list[int]]) -> None:
+    """However small the share is, and though prompts come again."""
+    buffer = Buffer(3, 3, PLENTY, max_age=1, held_out=1e-9)
+    for version, groups in enumerate(targets):
+        for first, stop in ((0, PROMPT), (PROMPT, LENGTH)):  # all prompts come before any response
+            for group in groups:
+                buffer.add(replace(feature(group, 0, first, stop, version), request=f"{group} {version}"))
+        assert buffer.held_out()
+        assert buffer.draw(PLENTY, Random(0))
+
+
+def test_where_each_target_sees_one_prompt_it_is_learnt_or_judged_by_in_turn() -> None:
+    buffer = Buffer(3, 3, PLENTY, max_age=1, held_out=1e-9)
+    judged = []
+    for version in range(6):
+        buffer.add(feature(version, 0, 0, LENGTH, version))
+        judged.append(len(buffer.held_out()))
+        assert buffer.draw(PLENTY, Random(0))
+    assert judged == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_prompt_of_the_target_before_is_none_to_judge_by() -> None:
+    buffer = Buffer(3, 3, PLENTY, max_age=1, held_out=1e-9)
+    for group, version in ((1, 1), (2, 0), (3, 0)):
+        buffer.add(feature(group, 0, 0, LENGTH, version))
+    assert not buffer.held_out()
+    assert len(buffer.draw(PLENTY, Random(0))) == 3
+    buffer.add(feature(4, 0, 0, LENGTH, 1))
+    assert len(buffer.held_out()) == 1
+
+
 def test_a_prompt_that_came_with_one_request_serves_its_group() -> None:
     buffer = Buffer(3, 3, PLENTY, held_out=0)
     buffer.add(feature(1, 0, 0, 9, version=0))
@@ -162,7 +194,8 @@ def test_a_draw_mixes_two_steps_by_share() -> None:
     runs = buffer.draw(100, Random(0), earlier=0.25)
     before = sum(run.entries for run in runs if run.states[0, 2] == 0)
     assert 25 <= before < 25 + 9
-    assert 100 <= sum(run.entries for run in runs) < 100 + 9
+    assert sum(run.entries for run in runs) == 100
+    assert len(pack(runs, 100, torch.device("cpu"))) == 1
     alone = buffer.draw(300, Random(0), earlier=0.25)  # this step has 160 in all
     assert sum(run.entries for run in alone if run.states[0, 2] == 0) >= 140
 
@@ -172,5 +205,5 @@ def test_long_sequences_of_the_step_before_come_more_often() -> None:
     buffer.add(feature(0, 0, 5, 14, version=0))
     buffer.add(feature(1, 0, 5, 8, version=0))
     buffer.advance(1)
-    first = [len(buffer.draw(1, Random(seed), earlier=1)[0].tokens) for seed in range(2000)]
-    assert first.count(9) / 2000 == pytest.approx(9 / 12, abs=0.04)
+    first = [buffer.draw(1, Random(seed), earlier=1)[0].states[0, 0] < 10 for seed in range(2000)]
+    assert sum(first) / 2000 == pytest.approx(9 / 12, abs=0.04)

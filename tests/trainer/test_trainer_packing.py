@@ -10,7 +10,7 @@ from tests.trainer.models import embedded, frozen, run_of
 from tlt_server.trainer.attention import Base, ChainAttention, by_sequence, by_sequence_one_step, flex
 from tlt_server.trainer.chains import draft
 from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective, loss, step_means
-from tlt_server.trainer.packing import Run, join, pack, plan, split
+from tlt_server.trainer.packing import Run, join, pack, plan, split, within
 
 CPU = torch.device("cpu")
 LENGTHS = (2, 9, 17, 3)
@@ -123,6 +123,15 @@ def test_a_split_run_keeps_every_entry_once(length: int, budget: int) -> None:
     assert joined.positions.tolist() == [3 + k for k in range(length - 1)]
     assert joined.states[:, 0].tolist() == list(range(length - 1))
     assert joined.tokens.tolist() == joined.finals[:, 0].tolist() == list(range(1, length))
+
+
+@given(st.lists(st.integers(2, 30), max_size=20), st.integers(1, 100))
+def test_what_is_within_a_budget_is_the_beginning_and_one_pack(lengths: list[int], budget: int) -> None:
+    every = [Run(torch.arange(length), torch.zeros(length, 1), torch.zeros(length, 1)) for length in lengths]
+    kept = within(every, budget)
+    assert sum(run.entries for run in kept) == min(budget, sum(run.entries for run in every))
+    assert [run.entries for run in kept[:-1]] == [run.entries for run in every[: len(kept)]][:-1]
+    assert len(pack(kept, budget, torch.device("cpu"))) == min(1, len(kept))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])

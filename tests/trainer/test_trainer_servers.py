@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tests.wire.ends import HELLO, Hands
-from tlt_server.trainer.servers import Servers
-from tlt_server.wire.messages import DrafterSwapped, Hello, TargetPublished, TargetShared
+from tlt_server.trainer.servers import STAGING_S, Servers
+from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, TargetPublished, TargetShared
 from tlt_server.wire.sender import SILENCE
 
 
@@ -63,6 +63,42 @@ def test_drafters_of_several_servers() -> None:
     assert servers.drafter == 6
     servers.hear("b/1", DrafterSwapped(version=6, outcome="rolled_back", drafter_version=2, reason="worse"))
     assert servers.drafter == 3
+
+
+def test_a_drafter_is_on_its_way_until_a_server_says_what_became_of_it() -> None:
+    servers = Servers()
+    assert servers.is_on_its_way(1)
+    servers.hear("a/1", hello())
+    servers.hear("b/1", hello())
+    for version, outcome, in_force in ((1, "live", 1), (2, "refused", 1), (3, "live", 3), (4, "rolled_back", 3)):
+        assert servers.is_on_its_way(version)
+        servers.hear("a/1", DrafterSwapped(version=version, outcome=outcome, drafter_version=in_force))
+        servers.hear("a/1", hello(drafter=in_force, newest=version))
+        assert not servers.is_on_its_way(version)
+    servers.hear("b/1", DrafterRefused(version=5, reason="no room"))
+    assert not servers.is_on_its_way(5)
+    servers.hear("a/1", hello(drafter=6, newest=6))  # of a swap that was not told of
+    assert not servers.is_on_its_way(6)
+
+
+def test_a_drafter_is_on_its_way_again_to_a_server_that_was_started_anew() -> None:
+    servers = Servers()
+    servers.hear("a/1", hello(drafter=3, newest=3))
+    servers.hear("a/2", hello())
+    assert servers.is_on_its_way(3)
+
+
+def test_a_word_that_was_lost_is_not_waited_for_for_ever() -> None:
+    hands = Hands()
+    servers = Servers(hands)
+    for _ in range(int(STAGING_S) + 1):
+        servers.hear("a/1", hello(newest=1))
+        assert servers.is_on_its_way(1)
+        hands.now += 1
+    assert not servers.is_on_its_way(1)
+    assert servers.is_on_its_way(2)
+    hands.now += SILENCE
+    assert servers.is_on_its_way(1)
 
 
 def test_a_silent_server_is_gone() -> None:

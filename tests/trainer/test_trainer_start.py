@@ -1,17 +1,22 @@
 """Settings of the trainer: what cannot be used is refused before anything is trained, in one line."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.models import FOLDERS, TARGET_FOLDER
 from tlt_server.config import DrafterKind
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.loop import Settings
-from tlt_server.trainer.start import prepared
+from tlt_server.trainer.ranks import joined
+from tlt_server.trainer.service import Parts
+from tlt_server.trainer.start import _rehearse, prepared
 from tlt_server.trainer.status import shown
 
 DEFAULTS = {"target": str(TARGET_FOLDER), "listen": "tcp://127.0.0.1:*", "features": "tcp://127.0.0.1:*"}
@@ -19,6 +24,12 @@ DEFAULTS = {"target": str(TARGET_FOLDER), "listen": "tcp://127.0.0.1:*", "featur
 
 def read(file: Path | None = None, **flags: Any) -> TrainConfig:
     return TrainConfig.read(file, flags, DEFAULTS)
+
+
+@contextmanager
+def _prepared(config: TrainConfig) -> Iterator[Parts]:
+    with joined(config.device) as place, prepared(config, place) as parts:
+        yield parts
 
 
 def test_flags_go_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
@@ -63,13 +74,24 @@ def test_features_arrive_beside_the_control_link() -> None:
         ({"drafter": str(TARGET_FOLDER)}, "no drafter that can be trained"),
         ({"drafter": str(FOLDERS["eagle3"]), "loss": "hass"}, "Take eagle3"),
         ({"device": "abacus"}, "device abacus"),
+        ({"spot": {"on": True, "at_least": 2}}, "at_least 2 of 1 processes"),
+        ({"memory_gb": 4.0, "device": "cpu"}, "memory_gb 4.0: is of a GPU, but device is cpu"),
         ({"listen": "tcp://203.0.113.1:70"}, "give CURVE keys"),
         ({"features": "nonsense"}, "tcp://HOST:PORT"),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path: Path, flags: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said), prepared(read(folder=str(tmp_path), **flags)):
+    with pytest.raises(ConfigError, match=said), _prepared(read(folder=str(tmp_path), **flags)):
         pass
+
+
+def test_a_rehearsal_teaches_nothing(tmp_path: Path) -> None:
+    with _prepared(read(folder=str(tmp_path))) as parts:
+        before = [weight.clone() for weight in parts.trainer.network.parameters()]
+        _rehearse(parts)
+        assert all(map(torch.equal, before, parts.trainer.network.parameters()))
+        assert parts.trainer.steps == 0
+        parts.sender._link.close()
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -83,6 +105,6 @@ def test_a_port_that_is_taken_is_named() -> None:
 def test_a_drafter_is_made_once_and_gone_on_from(tmp_path: Path, kind: str, width: int) -> None:
     config = read(folder=str(tmp_path), drafter_kind=kind)
     for _ in range(2):
-        with prepared(config) as parts:
+        with _prepared(config) as parts:
             assert parts.drafter.network.fc.weight.shape == (256, width if kind == "eagle3" else 512)
             parts.sender._link.close()

@@ -43,6 +43,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         drafter_version=count,
         newest_drafter=count,
         shared=text,
+        devices=st.lists(text, max_size=3).map(tuple),
     ),
     messages.TargetShared: st.builds(messages.TargetShared, target_version=count, path=text),
     messages.TargetPublished: st.builds(messages.TargetPublished, target_version=count, weight_version=text),
@@ -53,7 +54,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         drafter_version=count,
         reason=text,
     ),
-    messages.Load: st.builds(messages.Load, running=count, waiting=count),
+    messages.Load: st.builds(messages.Load, running=count, waiting=count, lent=st.booleans()),
     ChunksWanted: st.builds(
         lambda digest, start, n: ChunksWanted(digest=digest, start=start, stop=start + n),
         digest,

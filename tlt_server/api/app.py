@@ -60,6 +60,9 @@ def metrics() -> Response:
 async def status() -> Response:
     """What this server is and how speculation does, as the client's `Status`."""
     families = await run_in_threadpool(lambda: list(registry().collect()))
-    answer = (await ask(ReadVersions()))[0]
-    assert answer.speculation is not None
-    return as_json(describe(get_server_args(), families, answer.versions, answer.speculation, answer.trainer))
+    answers = await ask(ReadVersions())
+    first, devices = answers[0], sorted({device for answer in answers for device in answer.devices})
+    assert first.speculation is not None
+    return as_json(
+        describe(get_server_args(), families, first.versions, first.speculation, first.trainer, devices),
+    )

@@ -32,6 +32,7 @@ def describe(
     versions: Versions | None,
     speculation: Speculation,
     trainer: DrafterTrainer | None,
+    devices: list[str],
 ) -> Status:
     """The status of a server.
 
@@ -41,6 +42,7 @@ def describe(
         versions: of the weights in force.
         speculation: whether decode steps speculate, and how.
         trainer: the drafter trainer that the server follows.
+        devices: of all replicas.
     """
     counts = SpecCounts.read(families)
     recent = _gauge(families, "sglang:spec_accept_length")
@@ -54,6 +56,8 @@ def describe(
         counters=Counters(counts.drafts, counts.draft_tokens, counts.accepted_tokens, counts.accepted_per_position),
         versions=versions,
         trainer=trainer,
+        devices=devices,
+        graphs=speculation.graphs,
         uptime_s=time.monotonic() - _started,
         help=_one_line(speculation, counts, versions.drafter if versions else None),
     )

@@ -122,11 +122,11 @@ async def share(request: Request) -> Response:
     """
     wanted = await body(request, TargetShare)
     until = time.monotonic() + SHARING_S
-    while (shared := (await ask(Share(wanted.path)))[0].shared) is None:
+    while not (shared := [answer.shared for answer in await ask(Share(wanted.path)) if answer.shared]):
         if time.monotonic() > until:
             raise HTTPException(504, f"{wanted.path} is not written after {SHARING_S:.0f} s")
         await asyncio.sleep(PAUSE_S)
-    return as_json(shared)
+    return as_json(shared[0])
 
 
 @router.get("/tlt/v1/events")

@@ -5,18 +5,15 @@ for it. Here these are made once for each arm (engine/graphs.py), and exchanged 
 nothing is allocated or captured. All else that depends on an arm is sized by the *widest*, the elementwise maximum of
 all arms, which is what SGLang itself is started with: KV slots, and the candidates that draft-extend leaves.
 
-What arms have in common is made once:
-
-    verification    by tokens, and whether they are a tree: depth does not reach the target
-    draft-extend    by depth: it reads the longest path that can have been accepted, not the tree
-    drafting        by arm
+What arms have in common (strategy/passes.py) is made once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from tlt_server.config import Arm, widest
 from tlt_server.engine.graphs import Graphs, Pass
+from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION
 
 
 class Parts(NamedTuple):
@@ -37,7 +34,7 @@ class Arms:
     graphs: makes their passes; nothing is withheld any more.
     in_force: what the worker is set up for; None: what SGLang was started with, for prefills, whose graphs it captured
         with that, and for steps that do not speculate.
-    by_arm: the parts of each.
+    by_arm: the parts of each that was captured.
     """
 
     def __init__(self, worker: Any, arms: Sequence[Arm], graphs: Graphs) -> None:
@@ -49,11 +46,20 @@ class Arms:
             Pass(self._draft.draft_extend_attn_backend, None),
             self._shaped(self._widest),
         )
-        self._shared: dict[tuple[str, int, bool], Pass] = {}
+        self._shared: dict[tuple[str, tuple[Arm, ...]], Pass] = {}
         # what was captured first lends its memory to what is captured later: the largest goes first
         ordered = sorted(arms, key=lambda arm: arm.num_draft_tokens, reverse=True)
-        self.by_arm = {arm: self._made(arm, graphs) for arm in ordered}
+        self.by_arm: dict[Arm, Parts] = {}
+        for arm in ordered:
+            graphs.refit(self.by_arm)
+            if arm in graphs.sizes:
+                self.by_arm[arm] = self._made(arm, graphs)
+        self._shared.clear()
         self._put(None)
+
+    def keep(self, arms: Collection[Arm]) -> None:
+        """Lets go of all others; none of them is in force."""
+        self.by_arm = {arm: parts for arm, parts in self.by_arm.items() if arm in arms}
 
     def put(self, arm: Arm | None) -> None:
         """Puts an arm in force, or what SGLang was started with."""
@@ -92,10 +98,10 @@ class Arms:
 
     def _made(self, arm: Arm, graphs: Graphs) -> Parts:
         chain = self._shaped(arm)
-        verification = ("verification", arm.num_draft_tokens, arm.topk > 1)
-        draft_extend = ("draft-extend", arm.num_steps, False)
-        if verification not in self._shared:
-            self._shared[verification] = graphs.verification(arm)
-        if draft_extend not in self._shared:
-            self._shared[draft_extend] = graphs.draft_extend(arm)
-        return Parts(graphs.drafting(arm), self._shared[verification], self._shared[draft_extend], chain)
+        makers = {VERIFICATION: graphs.verification, DRAFT_EXTEND: graphs.draft_extend, DRAFTING: graphs.drafting}
+        for kind, make in makers.items():
+            key = kind, graphs.sharing(kind, arm)
+            if key not in self._shared:
+                self._shared[key] = make(arm)
+        verification, draft_extend, drafting = (self._shared[kind, graphs.sharing(kind, arm)] for kind in makers)
+        return Parts(drafting, verification, draft_extend, chain)

@@ -16,6 +16,7 @@ from sglang.srt.managers.io_struct import (
     UpdateWeightsFromIPCReqInput,
     UpdateWeightsFromTensorReqInput,
 )
+from tlt_client.schemas import SharedTarget
 
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
@@ -148,10 +149,15 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             _choose(state.speculation, ask)
         case Share(path):
             router.memory.require_weights()
-            return Answer(shared=_sharing(state).share(path))
+            return Answer(shared=_shared(scheduler, path))
         case _:
             _steer(router, ask)
-    return Answer(versions=state.versions(), speculation=state.speculation.describe(), trainer=state.trainer)
+    return Answer(
+        versions=state.versions(),
+        speculation=state.speculation.describe(),
+        trainer=state.trainer,
+        devices=state.devices,
+    )
 
 
 def _choose(speculation: Speculation, ask: Wish | Learn) -> None:
@@ -184,11 +190,14 @@ def _lend(router: Any, tags: list[str] | None) -> None:
     router.memory.lend(tags)
 
 
-def _sharing(state: Any) -> Sharing:
-    sharing: Sharing | None = state.sharing
+def _shared(scheduler: Any, path: str) -> SharedTarget | None:
+    """None until it is written, and from replicas other than the first: they have the same target."""
+    if (scheduler.ps.dp_rank or 0) > 0:
+        return None
+    sharing: Sharing | None = scheduler.weight_updater.state.sharing
     if sharing is None:
-        raise UpdateRefused("a server of several ranks or replicas cannot give its embedding and head away yet")
-    return sharing
+        raise UpdateRefused("with pipeline stages or DP attention a server cannot give its embedding and head away yet")
+    return sharing.share(path)
 
 
 def _drafter(state: Any) -> Drafter:

@@ -20,6 +20,14 @@ def install() -> None:
     mend_torchvision()
 
 
+def start_method() -> str:
+    """How a server's processes are started: on a CPU as forks of the launcher, which has imported all that they need.
+
+    Where there is a GPU they are spawned, as upstream does: what has asked for CUDA must not be forked.
+    """
+    return "fork" if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" else "spawn"
+
+
 def create_attention_backend(model_runner: Any) -> Any:
     """The attention backend of a model runner: prefill, decode, verify."""
     from tlt_server.engine.attention import CpuAttnBackend

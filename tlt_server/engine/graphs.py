@@ -1,24 +1,27 @@
-"""Attention backends and CUDA graphs of arms, captured for the batch sizes that each of them may be chosen at.
+"""Attention backends and CUDA graphs of arms, captured for the batch sizes that each of them may be chosen at, as far
+as memory for them goes (strategy/graph_budget.py).
 
 SGLang's constructors read an arm from settings that hold for the whole server. While they run, those settings are the
 arm's: on the model runners a copy of `ServerArgs`, in the runtime context the three values themselves. Afterwards all
 is as before. Without graphs, as on a CPU, everything else happens alike.
 """
 
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from tlt_client import schemas
 
-from tlt_server.config import Arm
-
-logger = logging.getLogger(__name__)
+from tlt_server.config import Arm, GraphSharing
+from tlt_server.engine.captures import Captures
+from tlt_server.engine.plans import trim
+from tlt_server.engine.ranks import lowest
+from tlt_server.strategy.graph_budget import GRAPH_BYTES, Sizes, estimated, fitted, row_bytes
+from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike
 
 MOST_VERIFIED = 512
 """Tokens that an arm among several verifies in one pass, at most: beyond, a pass is bound by arithmetic, and costs more
@@ -47,16 +50,51 @@ class Graphs:
     """Makes the passes of a worker's arms.
 
     worker: `EagleWorker`. Its pools and SGLang's own attention backends are there, and no graph of a decode step.
-    sizes: batch sizes that each arm is captured at, ascending; empty ones: there are no graphs here.
+    sharing: `none`: each arm has all its passes to itself, at all batch sizes.
+    budget: bytes that graphs may take; None: any.
+    wanted: batch sizes that each arm would be captured at, ascending; empty ones: there are no graphs here.
+    sizes: those that fit into the budget; arms that do not are left out.
+
+    Raises:
+        ConfigError: none fits.
     """
 
-    def __init__(self, worker: Any, arms: Sequence[Arm]) -> None:
+    def __init__(self, worker: Any, arms: Sequence[Arm], sharing: GraphSharing, budget: float | None = None) -> None:
         self._draft, self._target = worker.draft_worker, worker.target_worker.model_runner
         self._runners = (self._target, self._draft.draft_runner)
         self._every = _captured_sizes(self._target)
-        self.sizes: Mapping[Arm, Sequence[int]] = {
-            arm: sizes_of(arm, self._every) if len(arms) > 1 else self._every for arm in arms
-        }
+        self.captures = Captures(sharing)
+        limited = len(arms) > 1 and sharing is GraphSharing.POOL
+        self.wanted: Sizes = {arm: sizes_of(arm, self._every) if limited else self._every for arm in arms}
+        self._budget = budget if self._every else None
+        self.sizes = self.wanted if self._budget is None else fitted(self.wanted, self._estimate, self._budget)
+
+    def refit(self, done: Collection[Arm]) -> None:
+        """Leaves out what does not fit any more, now that it is known what these arms take. A collective."""
+        if self._budget is None or not done:
+            return
+        took = -lowest(self._target.tp_group.cpu_group, -self.captures.taken)  # ranks must capture the same
+        captured = {arm: self.sizes[arm] for arm in done}
+        rest = self._budget - took - len(self._every) * GRAPH_BYTES  # plain decoding's come last
+        self.sizes = fitted(self.sizes, self._estimate, self._estimate(captured) + rest, captured)
+
+    @contextmanager
+    def giving_up(self, kept: Collection[Arm]) -> Iterator[None]:
+        """Within, the graphs of all arms but these are let go of."""
+        self.wanted, self.sizes = ({arm: sizes[arm] for arm in kept} for sizes in (self.wanted, self.sizes))
+        with self.captures.freeing(set(kept)):
+            yield
+
+    def _estimate(self, sizes: Sizes) -> float:
+        model = self._target.model_config
+        row = row_bytes(
+            model.vocab_size, model.hidden_size, model.hf_text_config.intermediate_size, model.dtype.itemsize
+        )
+        return estimated(sizes, self._every, row)
+
+    def describe(self) -> schemas.Graphs:
+        """As our routes show it, once all is captured."""
+        return self.captures.describe(self.wanted, self.sizes, self._budget)
 
     def withhold(self) -> None:
         """Until `release`, SGLang captures no decode graphs: its own would be of the widest arm, at every size."""
@@ -76,83 +114,83 @@ class Graphs:
 
     def captured(self, largest: int) -> dict[Arm, int]:
         """The largest batch size of each arm; `largest`, the server's, where nothing limits it but that."""
-        limited = len(self.sizes) > 1 and bool(self._every)
+        limited = len(self.wanted) > 1 and bool(self._every)
+        limited |= self._budget is not None
         return {arm: sizes[-1] if limited else largest for arm, sizes in self.sizes.items()}
+
+    def sharing(self, kind: str, arm: Arm) -> tuple[Arm, ...]:
+        """The arms that have one pass of this kind with this one."""
+        return (arm,) if self.captures.sharing is GraphSharing.NONE else alike(kind, arm, self.wanted)
 
     def verification(self, arm: Arm) -> Pass:
         """The target's pass over as many tokens as the arm verifies."""
         from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
-        with self._settings(arm, self._sizes(lambda other: other.num_draft_tokens == arm.num_draft_tokens)):
-            attention = self._target._get_attention_backend()
-            return self._captured(
-                "verification",
-                arm.num_draft_tokens,
-                attention,
-                lambda: DecodeCudaGraphRunner(
+        with self._settings(VERIFICATION, arm), self._capturing(VERIFICATION, arm, arm.num_draft_tokens) as made:
+            attention = self._trimmed(self._target._get_attention_backend())
+            if self._every:
+                runner = DecodeCudaGraphRunner(
                     self._target,
                     attn_backend=attention,
                     speculative_num_steps=arm.num_steps,
                     speculative_num_draft_tokens=arm.num_draft_tokens,
-                ),
-            )
+                )
+                made.append(runner)
+        return Pass(attention, *made or [None])
 
     def drafting(self, arm: Arm) -> Pass:
         """The drafter's passes of one step, all in one graph; the drafter is set up for the arm. None for one step."""
         from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
 
         draft = self._draft
-        with self._settings(arm, self.sizes[arm]), _drafting(draft):
-            attention = self._backends(arm).create_decode_backend()
+        with (
+            self._settings(DRAFTING, arm),
+            draft_context(draft),
+            self._capturing(DRAFTING, arm, arm.topk) as made,
+        ):
+            attention = self._trimmed(self._backends(arm).create_decode_backend())
             draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = attention
-            if attention is None:
-                return Pass(None, None)
-            return self._captured(f"drafting {arm}", arm.topk, attention, lambda: EAGLEDraftCudaGraphRunner(draft))
+            if attention is not None and self._every:
+                made.append(EAGLEDraftCudaGraphRunner(draft))
+        return Pass(attention, *made or [None])
 
     def draft_extend(self, arm: Arm) -> Pass:
         """The drafter's pass over what can have been accepted, a path through the tree: `num_steps + 1` tokens."""
         from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 
         draft, rows = self._draft, arm.num_steps + 1
-        sizes = self._sizes(lambda other: other.num_steps == arm.num_steps)
-        with self._settings(arm, sizes, verified=rows), _drafting(draft):
-            attention = self._backends(arm).create_draft_extend_backend()
-            if not _can_extend_in_graph(attention):
-                return Pass(attention, None)
-            return self._captured(
-                "draft-extend",
-                rows,
-                attention,
-                lambda: EAGLEDraftExtendCudaGraphRunner(draft, draft_extend_attn_backend=attention),
-            )
-
-    def _sizes(self, shares: Callable[[Arm], bool]) -> Sequence[int]:
-        """The sizes of the arms that share a pass: those of the arm that has most."""
-        return max((sizes for arm, sizes in self.sizes.items() if shares(arm)), key=len)
+        with (
+            self._settings(DRAFT_EXTEND, arm, verified=rows),
+            draft_context(draft),
+            self._capturing(DRAFT_EXTEND, arm, rows) as made,
+        ):
+            attention = self._trimmed(self._backends(arm).create_draft_extend_backend())
+            if self._every and _can_extend_in_graph(attention):
+                made.append(EAGLEDraftExtendCudaGraphRunner(draft, draft_extend_attn_backend=attention))
+        return Pass(attention, *made or [None])
 
     def _backends(self, arm: Arm) -> Any:
         from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
         return DraftBackendFactory(self._draft.server_args, self._draft.draft_runner, arm.topk, arm.num_steps)
 
-    def _captured(self, what: str, width: int, attention: Any, capture: Callable[[], Any]) -> Pass:
-        """A pass over `width` tokens of each request."""
-        if not self._every:
-            return Pass(attention, None)
-        before, began = torch.cuda.mem_get_info()[0], time.perf_counter()
-        graphs = capture()
-        used, took = (before - torch.cuda.mem_get_info()[0]) / 2**30, time.perf_counter() - began
-        if graphs.captured_req_width != width:  # SGLang would pass it over in each step, and run slowly
-            raise RuntimeError(f"{what}: captured {graphs.captured_req_width} tokens a request, and not {width}")
-        bs = list(graphs.capture_bs)
-        logger.info("captured %s of %d tokens at batches %s: %.2f GiB, %.1f s", what, width, bs, used, took)
-        return Pass(attention, graphs)
+    def _trimmed(self, attention: Any) -> Any:
+        if self.captures.sharing is GraphSharing.POOL:
+            trim(attention)
+        return attention
+
+    def _capturing(self, kind: str, arm: Arm, width: int) -> AbstractContextManager[list[Any]]:
+        return self.captures.capturing(kind, self.sharing(kind, arm), width)
 
     @contextmanager
-    def _settings(self, arm: Arm, sizes: Sequence[int], verified: int | None = None) -> Iterator[None]:
-        """Within, SGLang's settings are those of a server with this arm alone, and graphs of these sizes."""
+    def _settings(self, kind: str, arm: Arm, verified: int | None = None) -> Iterator[None]:
+        """Within, SGLang's settings are those of a server with this arm alone.
+
+        Graphs are of the sizes of that arm, of those that share the pass, that has most.
+        """
         from sglang.srt.runtime_context import get_spec
 
+        sizes = max((self.sizes.get(each, ()) for each in self.sharing(kind, arm)), key=len)
         values = {
             "speculative_num_steps": arm.num_steps,
             "speculative_eagle_topk": arm.topk,
@@ -213,7 +251,7 @@ def _can_extend_in_graph(attention: Any) -> bool:
 
 
 @contextmanager
-def _drafting(draft: Any) -> Iterator[None]:
+def draft_context(draft: Any) -> Iterator[None]:
     """What SGLang wraps around all that its draft worker initialises."""
     from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 

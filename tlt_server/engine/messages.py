@@ -132,6 +132,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     out_of_turn: whether it was refused for what is in force, not for what it is.
     invalid: whether it was refused for settings that cannot be.
     failure: what went wrong on our side, where it did.
+    devices: of all ranks of the replica.
     """
 
     refusal: str | None = None
@@ -144,6 +145,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speculation: Speculation | None = None
     learned: Learned | None = None
     shared: SharedTarget | None = None
+    devices: list[str] = []
 
 
 def pack(message: Ask | Answer) -> bytes:

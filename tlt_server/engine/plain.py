@@ -1,11 +1,13 @@
 """Decode steps of the target alone, within upstream's EAGLE worker: what *off* is.
 
-A pass of one token a request, as a server without a drafter runs it, with CUDA graphs of its own, and a draw by the law
-of verification at a tree of one node: by the one law that every step follows.
+A pass of one token a request and a draw, as a server without a drafter runs them: its sampler, and CUDA graphs of the
+same shape. What the worker adds must cost next to nothing, and above all must not wait for the GPU: a step is launched
+while the one before it runs, and whoever waits for its end lets the GPU idle while the next one is prepared. So nothing
+here is read back, and nothing that Python holds is copied to the GPU; what is the same in every step is made once.
 
 The drafter does not run. It has no keys and values for what is decoded meanwhile; its places in the pool are zeroed, so
-that it attends to nothing there rather than to what an earlier request left. The first step after *off* begins with an
-empty proposal, of which nothing is accepted; its draft-extend is where drafting goes on from.
+that it attends to nothing there rather than to what an earlier request left. What it needs to catch up is kept for a
+while (engine/missed.py).
 """
 
 import copy
@@ -13,39 +15,43 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.logprob_processor import compute_spec_v2_logprobs
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner.eager_runner import EagerRunner
-from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
-from sglang.srt.speculative.eagle_utils import eagle_sample
+from sglang.srt.runtime_context import get_exec
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import (
-    GrammarTree,
-    build_grammar_vocab_mask,
-    record_stream_each,
-    record_stream_for_v2_verify,
-)
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
-from tlt_server.config import ServerConfig
+from tlt_server.engine.missed import Missed
+from tlt_server.engine.plans import trim
+from tlt_server.engine.verify import forbid_early_stop, sample_filtered
 
 
 class PlainSteps:
     """The plain decode steps of an EAGLE worker whose pools and attention backends are ready.
 
     Upstream's model runner reads in many places whether it is one of a speculative server. This one is a copy that is
-    not: same weights, same pools; an attention backend and CUDA graphs of its own.
+    not: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own.
     """
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        if ServerConfig.from_environment().taps:
-            runner.server_args = _with_states(runner.server_args)
+        runner.server_args = _with_states(runner.server_args)
+        runner.sampler = OneLaw()
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
+        trim(runner.attn_backend)
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()
+        most = worker.req_to_token_pool.size
+        self._one_each = torch.ones(most, dtype=torch.int32)  # where it is read: on the CPU
+        self._proposal = _empty_proposal(worker, most)
+        self.missed = Missed(worker)
 
     def step(
         self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
@@ -63,53 +69,97 @@ class PlainSteps:
         new_seq_lens = batch.seq_lens + 1
         if on_publish is not None:  # before the pass: the next step is prepared once the lengths are known
             on_publish(new_seq_lens)
-        stream = torch.get_device_module(batch.device).current_stream()
-        node = _one_node(batch)
-        record_stream_for_v2_verify(batch, node, stream)
-        forward_batch = self._forward_batch(batch, node)
-        record_stream_each((batch.input_ids, batch.out_cache_loc), stream)
-        tree = _grammar_tree(node) if batch.has_grammar else None
+        forward_batch = self._forward_batch(batch, new_seq_lens)
+        tree = GrammarTree.from_linear_chain(batch.input_ids[:, None]) if batch.has_grammar else None
         output = self.runner.forward(forward_batch)
         mask = tree and build_grammar_vocab_mask(
             reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=batch.device, barrier=grammar_barrier
         )
-        tokens, accept_lens, accept_index = eagle_sample(node, batch, output.logits_output, mask)
-        if batch.return_logprob:
-            compute_spec_v2_logprobs(batch, output.logits_output, tokens, accept_index, 0)
-        result = GenerationBatchResult(
+        tokens = self._drawn(batch.reqs, forward_batch, output.logits_output, mask)
+        leave_out(self._worker.draft_worker.draft_runner.token_to_kv_pool, batch.out_cache_loc)
+        self.missed.keep(batch, forward_batch.positions, output.logits_output.hidden_states, tokens)
+        bs = len(batch.reqs)
+        return GenerationBatchResult(
             logits_output=output.logits_output,
             next_token_ids=tokens,
             can_run_cuda_graph=output.can_run_graph,
             speculative_num_draft_tokens=1,
-            next_draft_input=EagleDraftInput(bonus_tokens=tokens),
-            accept_lens=accept_lens,
+            next_draft_input=EagleDraftInput(
+                bonus_tokens=tokens, **{name: each[:bs] for name, each in self._proposal.items()}
+            ),
+            accept_lens=self._one_each[:bs],
             new_seq_lens=new_seq_lens,
             extra_keep_alive_refs=[forward_batch],
         )
-        self._leave_out(batch.out_cache_loc)
-        self._worker._stub_skipped_draft_extend(batch, result)
-        return result
 
-    def _forward_batch(self, batch: Any, node: EagleVerifyInput) -> ForwardBatch:
+    def _forward_batch(self, batch: Any, new_seq_lens: torch.Tensor) -> ForwardBatch:
         """Lengths of a `ScheduleBatch` under speculation are those before the step; a decode pass counts its token."""
         pool = self._worker.req_to_token_pool.req_to_token
-        batch.input_ids = node.draft_token
+        batch.input_ids = batch.spec_info.bonus_tokens
         batch.out_cache_loc = pool[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
         batch.forward_mode, batch.spec_info = ForwardMode.DECODE, None
-        forward_batch = ForwardBatch.init_new(batch, self.runner, return_hidden_states_before_norm=False)
-        forward_batch.positions = node.positions
-        forward_batch.seq_lens = batch.seq_lens + 1
+        batch.seq_lens, batch.seq_lens_sum = new_seq_lens, None
         if batch.seq_lens_cpu is not None:
-            forward_batch.seq_lens_cpu = batch.seq_lens_cpu + 1
-            forward_batch.seq_lens_sum = int(forward_batch.seq_lens_cpu.sum())
-        return forward_batch
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        return ForwardBatch.init_new(batch, self.runner, return_hidden_states_before_norm=False)
 
-    def _leave_out(self, places: torch.Tensor) -> None:
-        """Zeroes the drafter's keys and values at `places`, [bs] int64 slots of the pool."""
-        pool = self._worker.draft_worker.draft_runner.token_to_kv_pool
-        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
-            pool.get_key_buffer(layer)[places] = 0
-            pool.get_value_buffer(layer)[places] = 0
+    def _drawn(self, reqs: list[Any], forward_batch: ForwardBatch, output: Any, mask: Any) -> torch.Tensor:
+        """The next tokens, [bs] int; their logprobs are left in `output`, as verification leaves those of a root."""
+        logits, info = output.next_token_logits, forward_batch.sampling_info
+        forbid_early_stop(logits, forward_batch.positions, reqs)
+        if info.logit_bias is not None:
+            logits.add_(info.logit_bias)
+        if mask is not None:
+            mask.apply(logits)
+        tokens: torch.Tensor = self.runner.sampler(
+            output,
+            info,
+            forward_batch.return_logprob,
+            forward_batch.top_logprobs_nums,
+            forward_batch.token_ids_logprobs,
+            forward_batch.positions,
+        )
+        if forward_batch.return_logprob:
+            output.next_token_logprobs = output.next_token_logprobs[:, None]
+        group = get_tp_group()
+        if group.world_size > 1 and not info.is_all_greedy:  # ranks may round differently: one of them decides
+            group.broadcast(tokens, src=0)
+        return tokens
+
+
+class OneLaw(Sampler):
+    """Upstream's sampler, by the one law of filters on a CPU too (engine/sampling.py)."""
+
+    def _sample_from_probs(
+        self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
+    ) -> torch.Tensor:
+        if simple_sampling_case or get_exec().kernel.sampling_backend == "flashinfer":
+            drawn: torch.Tensor = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
+            return drawn
+        return sample_filtered(probs, sampling_info)
+
+
+def leave_out(pool: Any, places: torch.Tensor) -> None:
+    """Zeroes keys and values at `places`, [bs] int64, of all layers of a pool.
+
+    By `index_fill_`: assigning a number by index copies it to the GPU, and waits until it is there, which is after the
+    pass before.
+    """
+    for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+        pool.get_key_buffer(layer).index_fill_(0, places, 0)
+        pool.get_value_buffer(layer).index_fill_(0, places, 0)
+
+
+def _empty_proposal(worker: Any, most: int) -> dict[str, torch.Tensor]:
+    """What a step leaves in place of the drafter's proposal: of up to `most` requests, in the widest arm's shape."""
+    hidden_size, dtype = get_draft_recurrent_hidden_state_spec(worker.draft_worker.draft_runner)
+    nothing = {
+        "topk_p": torch.zeros(most, worker.topk, dtype=torch.float32, device=worker.device),
+        "topk_index": torch.zeros(most, worker.topk, dtype=torch.int64, device=worker.device),
+    }
+    if hidden_size is not None:
+        nothing["hidden_states"] = torch.zeros(most, hidden_size, dtype=dtype, device=worker.device)
+    return nothing
 
 
 def _with_states(server_args: Any) -> Any:
@@ -117,28 +167,3 @@ def _with_states(server_args: Any) -> Any:
     view = copy.copy(server_args)
     object.__setattr__(view, "return_hidden_states_mode", "full")  # assigning is refused once a server has started
     return view
-
-
-def _one_node(batch: Any) -> EagleVerifyInput:
-    """A tree that is its root: the token sampled last."""
-    bs, device = len(batch.seq_lens), batch.device
-    nothing = torch.full((bs, 1), -1, dtype=torch.long, device=device)
-    return EagleVerifyInput(
-        draft_token=batch.spec_info.bonus_tokens,
-        custom_mask=None,
-        positions=batch.seq_lens.to(torch.int64),
-        retrieve_index=torch.arange(bs, dtype=torch.long, device=device)[:, None],
-        retrieve_next_token=nothing,
-        retrieve_next_sibling=nothing,
-        retrieve_cum_len=None,
-        spec_steps=0,
-        topk=1,
-        draft_token_num=1,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
-        seq_lens_sum=None,
-        seq_lens_cpu=None,
-    )
-
-
-def _grammar_tree(node: EagleVerifyInput) -> GrammarTree:
-    return GrammarTree.from_device(node.retrieve_next_token, node.retrieve_next_sibling, node.draft_token[:, None])

@@ -6,6 +6,7 @@ belongs to a server that `tlt-server serve` started.
     replaced or supplied              why
     sys.modules["sgl_kernel"]         it has no CPU build; the CPU engine's kernels stand in for it
     torchvision's nms and qnms        a torchvision built for CUDA does not register them beside a CPU build of torch
+    how processes are started         on a CPU as forks: importing SGLang in each is most of a start
     attention backend "torch_native"  upstream's knows neither tree masks nor multi-step drafting
     the scheduler's EAGLE worker      upstream's drafter stays what it was at start, and so does its arm
     max_decode_logits_rows            of the model runners: upstream's reckons with the widest arm at every batch size
@@ -23,6 +24,7 @@ from tlt_server.engine.cpu import (
     draft_backends,
     draft_extend_backends,
     install,
+    start_method,
 )
 from tlt_server.engine.crediting import credit_tokens
 from tlt_server.engine.finals import keeps_last_states
@@ -58,6 +60,7 @@ __all__ = [
     "keeps_last_states",
     "sample_filtered",
     "send_features",
+    "start_method",
     "weight_updater_class",
 ]
 

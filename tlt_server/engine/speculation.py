@@ -49,7 +49,8 @@ class Speculation:
         if worker is not None:
             self._selector = _selector(worker, largest)
             self._last = worker.all_arms[0]
-            self._wished = self._settled_for(StrategyUpdate("bandit" if len(worker.all_arms) > 1 else "pinned"))
+            chooses = len(worker.all_arms) > 1 or worker.finds_arms
+            self._wished = self._settled_for(StrategyUpdate("bandit" if chooses else "pinned"))
             self._selector.configure(self._wished)
 
     @property
@@ -63,7 +64,8 @@ class Speculation:
             return schemas.Speculation("off", False, None, None)
         arms = tuple(map(_client_arm, self._worker.all_arms))
         last = None if self._last is None else _client_arm(self._last)
-        return schemas.Speculation(self._wished.mode, self.on, self.held, last, arms, self._selector.report())
+        mode, report = self._wished.mode, self._selector.report()
+        return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
 
     def wish(self, update: StrategyUpdate) -> None:
         """What is asked for.

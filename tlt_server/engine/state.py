@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from tlt_client.schemas import DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
 
 from tlt_server.config import Arm, ServerConfig
+from tlt_server.devices import identity
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.publications import Publications, Published
+from tlt_server.engine.ranks import gathered
 from tlt_server.engine.sharing import Sharing, sharing_of
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.steplog import StepLog
@@ -39,13 +42,14 @@ SHOWN_EVERY = 64
 
 @dataclass
 class EngineState:
-    """Versions and events, beside the models that they speak of."""
+    """Versions and events, beside the models that they speak of. devices: of all ranks, the same on each."""
 
     publications: Publications
     events: EventLog
     drafter: Drafter | None
     speculation: Speculation
     sharing: Sharing | None
+    devices: list[str]
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
     _settled: int = 0
@@ -121,9 +125,9 @@ def state_of(scheduler: Any) -> EngineState:
     drafter = _drafter(scheduler, events, speculation, config)
     speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
-    state = EngineState(
-        publications, events, drafter, speculation, sharing_of(scheduler, publications), step_log=step_log
-    )
+    sharing, group = sharing_of(scheduler, publications), scheduler.tp_cpu_group
+    devices = gathered(group, identity(torch.device(scheduler.device, scheduler.ps.gpu_id)))
+    state = EngineState(publications, events, drafter, speculation, sharing, devices, step_log=step_log)
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()

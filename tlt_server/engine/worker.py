@@ -6,7 +6,8 @@ A decode step of upstream's, which this class stands around:
         (engine/control.py, engine/speculation.py)
     the batch size says which arm the step has
     none?           the target decodes one token for each request (engine/plain.py)
-    else            the arm is put in force: attributes, attention backends, CUDA graphs (engine/arms.py)
+    else            the drafter reads what it missed, if there was none before (engine/missed.py), and the arm is put
+                    in force: attributes, attention backends, CUDA graphs (engine/arms.py)
     draft           num_steps passes of the drafter give a tree
     verify          one pass of the target over the tree accepts a part of it, and samples one token more
     draft-extend    the drafter reads the target's hidden states of what was accepted (engine/drafting.py)
@@ -15,36 +16,47 @@ A decode step of upstream's, which this class stands around:
 Behind a pass of the target a copy of its states is taken, where a drafter trainer is sent them (engine/tap.py).
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from tlt_client import schemas
 
-from tlt_server.config import Arm, arms_of
+from tlt_server.config import Arm, ServerConfig, arms_of
 from tlt_server.engine.arms import Arms
-from tlt_server.engine.graphs import Graphs
+from tlt_server.engine.graphs import Graphs, draft_context
 from tlt_server.engine.plain import PlainSteps
+from tlt_server.engine.ranks import of_first
 from tlt_server.engine.swap import DrafterWeights
 from tlt_server.engine.tap import Tap, tap_of
-from tlt_server.engine.timing import timings
+from tlt_server.engine.timing import pass_timings, tell, timings
 from tlt_server.strategy.arms import ArmTable, Choice, pinned_table
-from tlt_server.strategy.costs import Timing
+from tlt_server.strategy.costs import StepCosts, Timing
+from tlt_server.strategy.defaults import worth_having
+from tlt_server.strategy.passes import PLAIN
+
+logger = logging.getLogger(__name__)
 
 
 class EagleWorker(EAGLEWorkerV2):
     """Upstream's worker.
 
     weights: the drafter's, from when its pools are allocated.
-    all_arms: those of this server, the first of them in force at first.
+    all_arms: those of this server that have graphs, or need none, the first of them in force at first.
+    finds_arms: whether it keeps of its arms those that can pay.
     captured: the largest batch size of each arm: of its CUDA graphs where there are some and several arms, else any.
-    timings: of each arm's steps, where there are several, and CUDA graphs.
+    graphs: what was captured, and what it takes.
+    timings: of each arm's steps, where there are several, and CUDA graphs or arms to be found.
     table: the arm of each batch size. Changed between two steps only, on all ranks alike.
     speculation: is told of each step; None before the scheduler has one.
     tap: None where no features are taken.
     """
 
     weights: DrafterWeights
+    finds_arms: bool
+    graphs: schemas.Graphs
     timings: Sequence[Timing]
     table: ArmTable
     captured: Mapping[Arm, int]
@@ -61,20 +73,49 @@ class EagleWorker(EAGLEWorkerV2):
         super().init_attention_backends()
         self.all_arms = arms_of(self.server_args)
         self._draft_worker.widest = self.topk
-        self._graphs = Graphs(self, self.all_arms)
+        config = ServerConfig.from_environment()
+        self.finds_arms = config.finds_arms and len(self.all_arms) > 1
+        self._graphs = Graphs(self, self.all_arms, config.graph_sharing, config.graph_bytes)
         self._graphs.withhold()
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
         self._graphs.release()
         self._arms = Arms(self, self.all_arms, self._graphs)
+        self.all_arms = tuple(arm for arm in self.all_arms if arm in self._arms.by_arm)
         self.tap = tap_of(self)
-        self._plain = PlainSteps(self)
+        with self._graphs.captures.capturing(PLAIN, (), 1) as made:
+            self._plain = PlainSteps(self)
+            made.append(self._plain.runner.decode_cuda_graph_runner)
         self._last: Choice = None
-        self.captured = self._graphs.captured(self._target_worker.model_runner.max_running_requests)
-        several = len(self.all_arms) > 1
-        self.timings = timings(self._arms.by_arm, self._plain.runner.decode_cuda_graph_runner) if several else []
+        largest = self._target_worker.model_runner.max_running_requests
+        self.captured = self._graphs.captured(largest)
+        self.timings = self._timed(largest)
+        tell(self.timings)
+        if self.finds_arms:
+            self._keep_what_can_pay(largest)
+        self.graphs = self._graphs.describe()
         self.table = pinned_table(self.all_arms[0], self.captured)
+
+    def _timed(self, largest: int) -> Sequence[Timing]:
+        if len(self.all_arms) == 1 and not self.finds_arms:
+            return []
+        found = timings(self._arms.by_arm, self._plain.runner.decode_cuda_graph_runner)
+        if found or not self.finds_arms:
+            return found
+        return pass_timings(self._plain.runner, self._draft_worker.draft_runner, self.all_arms, largest)
+
+    def _keep_what_can_pay(self, largest: int) -> None:
+        """Gives up the arms that could not be best at any batch size, however much they had accepted. A collective."""
+        sizes = sorted({each.batch for each in self.timings})
+        kept = worth_having(StepCosts(self.timings), self.captured, largest, sizes)
+        kept = of_first(self._target_worker.model_runner.tp_group.cpu_group, kept)  # ranks do not time alike
+        with self._graphs.giving_up(kept):
+            self._arms.keep(kept)
+        self.all_arms = kept
+        self.captured = {arm: self.captured[arm] for arm in kept}
+        self.timings = [each for each in self.timings if each.arm is None or each.arm in kept]
+        logger.info("arms that can pay here: %s", ", ".join(map(str, kept)))
 
     def forward_batch_generation(
         self,
@@ -85,6 +126,8 @@ class EagleWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
+        if arm is not None and self._plain.missed.any_of(batch.reqs):
+            self._catch_up(batch)
         self._arms.put(arm)
         self._launched(arm, batch)
         if arm is not None:
@@ -113,14 +156,25 @@ class EagleWorker(EAGLEWorkerV2):
 
     def _prefill(self, batch: Any, *hooks: Any) -> GenerationBatchResult:
         """With what SGLang was started with. An idle batch runs nothing."""
-        self._arms.put(None)
-        if self.speculation is not None:
-            self.speculation.interrupted()
+        self._interrupt()
+        self._plain.missed.forget(batch.reqs)
         chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
         result = super().forward_batch_generation(batch, *hooks)
         if self.tap and chunks is not None:
             self.tap.take_chunks(result, chunks)
         return result
+
+    def _catch_up(self, batch: Any) -> None:
+        """A pass that is no part of the step that it precedes: with what SGLang was started with, as a prefill."""
+        self._interrupt()
+        with draft_context(self._draft_worker):
+            self._plain.missed.catch_up(batch)
+
+    def _interrupt(self) -> None:
+        """Something else than a decode step begins."""
+        self._arms.put(None)
+        if self.speculation is not None:
+            self.speculation.interrupted()
 
     def _launched(self, arm: Choice, batch: Any) -> None:
         self._last = arm

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, RequestUnserved, TltClientError
@@ -31,24 +31,49 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EVENTS_EVERY = 0.1
-LOAD_EVERY = 1.0
-"""Seconds."""
+LOAD_EVERY = 0.25
+"""Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
 
 
-async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tuple[Hello, int]:
-    """A server's state as its hello, and the number of its last event, later ones being on top of that state."""
-    seen = max((event.number for event in await client.events() if event.replica == 0), default=0)
-    versions = (await client.status()).versions
+class Greeting(NamedTuple):
+    """A server's state. seen: number of its last event, later ones being on top of that state. lent: memory's tags."""
+
+    hello: Hello
+    seen: int = 0
+    lent: frozenset[str] = frozenset()
+
+
+async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> Greeting:
+    """A server's state, as its routes tell it."""
+    events = [event for event in await client.events() if event.replica == 0]
+    lent: frozenset[str] = frozenset()
+    for event in events:
+        lent = lent_after(event, lent)
+    status = await client.status()
+    versions = status.versions
     assert versions is not None
     assert versions.drafter is not None
-    return Hello(
+    hello = Hello(
         server=name,
         model=model,
         target_version=versions.target.version,
         weight_version=versions.target.weight_version,
         drafter_version=versions.drafter.live.version,
         newest_drafter=versions.drafter.newest,
-    ), seen
+        devices=tuple(status.devices),
+    )
+    return Greeting(hello, max((event.number for event in events), default=0), lent)
+
+
+def lent_after(event: Event, lent: frozenset[str]) -> frozenset[str]:
+    """Tags of the memory that is lent after an event."""
+    tags = frozenset(str(event.detail.get("tags", "")).split())
+    match event.kind:
+        case "memory_released":
+            return lent | tags
+        case "memory_resumed":
+            return lent - tags
+    return lent
 
 
 class Bridge:
@@ -58,19 +83,19 @@ class Bridge:
 
     client: of the server.
     receiver: the pipe to it.
-    hello: the server's state after the event of number `seen`.
+    greeting: the server's state.
     address: of the trainer, for people.
     folder: on the server's machine, where it may write for the trainer.
     """
 
     def __init__(
-        self, client: AsyncClient, receiver: Connection, hello: Hello, seen: int, address: str, folder: Path
+        self, client: AsyncClient, receiver: Connection, greeting: Greeting, address: str, folder: Path
     ) -> None:
         self._client = client
         self._receiver = receiver
-        self._seen = seen
-        self._weight_version = hello.weight_version
-        self._in_force = hello.drafter_version
+        self._seen, self._lent = greeting.seen, greeting.lent
+        self._weight_version = greeting.hello.weight_version
+        self._in_force = greeting.hello.drafter_version
         self._trainer = DrafterTrainer(address=address, connected=False)
         self._arrived: asyncio.Queue[DrafterReady] = asyncio.Queue()
         self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue()
@@ -133,6 +158,7 @@ class Bridge:
             await asyncio.sleep(EVENTS_EVERY)
 
     def _pass_on(self, event: Event) -> None:
+        self._lent = lent_after(event, self._lent)
         match event.kind:
             case "target_published":
                 self._weight_version = str(event.detail["weight_version"] or self._weight_version)
@@ -152,7 +178,7 @@ class Bridge:
     async def _weigh(self) -> None:
         while True:
             if load := await _served(self._client.load(), or_else=None):
-                self._tell(Load(running=load.running, waiting=load.waiting))
+                self._tell(Load(running=load.running, waiting=load.waiting, lent=bool(self._lent)))
             await asyncio.sleep(LOAD_EVERY)
 
     def _refuse(self, version: int, reason: str) -> None:

@@ -40,6 +40,7 @@ class Keeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end.send_bytes(b"")  # closed, it may still be open in a server's processes, which are forks of this one
         self._end.close()
         self._thread.join()
         self._over.close()

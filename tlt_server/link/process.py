@@ -65,16 +65,18 @@ async def follow(settings: LinkSettings) -> None:
     ) as client:
         while not await client.health():
             await asyncio.sleep(HEALTH_EVERY)
-        hello, seen = await greeting(client, settings.name, settings.model)
+        greeted = await greeting(client, settings.name, settings.model)
         log.info(
             "%s follows the trainer at %s; drafters arrive in %s", settings.name, settings.address, settings.folder
         )
         ours, theirs = Pipe()
-        receiving = asyncio.to_thread(receive, settings.address, theirs, hello, settings.folder, curve=settings.curve)
+        receiving = asyncio.to_thread(
+            receive, settings.address, theirs, greeted.hello, settings.folder, curve=settings.curve
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(receiving)
-                tasks.create_task(Bridge(client, ours, hello, seen, settings.address, settings.folder).run())
+                tasks.create_task(Bridge(client, ours, greeted, settings.address, settings.folder).run())
         finally:
             ours.close()  # which ends the receiver
 

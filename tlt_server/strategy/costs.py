@@ -15,10 +15,12 @@ the wrong arm for hundreds of steps: simulated, that lost a third of their time 
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 
 import msgspec
 
+from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import Choice
 
@@ -58,6 +60,21 @@ class StepCosts:
     def seconds(self, arm: Choice, batch: int, cached: int) -> float:
         """Of one step, for a batch of so many requests with so many cached tokens in all."""
         return self._lines[arm].seconds(batch, cached)
+
+
+def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batches: Sequence[int]) -> list[Timing]:
+    """Steps put together from passes, where a pass takes what its number of tokens takes: on a CPU, without graphs.
+
+    Args:
+        target, drafter: of a pass of either model, as plain decoding of as many requests as the pass has tokens.
+    """
+    found = [Timing(None, batch, 0, target.seconds(None, batch, 0)) for batch in batches]
+    for arm, batch in product(arms, batches):
+        verification = target.seconds(None, batch * arm.num_draft_tokens, 0)
+        drafting = (arm.num_steps - 1) * drafter.seconds(None, batch * arm.topk, 0)
+        draft_extend = drafter.seconds(None, batch * (arm.num_steps + 1), 0)
+        found.append(Timing(arm, batch, 0, verification + drafting + draft_extend))
+    return found
 
 
 class _Line:

@@ -8,7 +8,7 @@ from tlt_server.strategy.acceptance import TREE_LEAD
 from tlt_server.strategy.arms import Bucket, Choice, is_chain
 from tlt_server.strategy.costs import StepCosts
 
-_RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
 _UNTIMED = (1, 4, 16, 64)
 """Batch sizes at which a bucket ends: up to four times as many requests are much alike."""
@@ -38,6 +38,16 @@ def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int,
     return buckets
 
 
+def worth_having(costs: StepCosts, captured: Mapping[Arm, int], largest: int, sizes: list[int]) -> tuple[Arm, ...]:
+    """The arms that have a place in a bucket; the best at batch size 1 where nothing beats plain decoding.
+
+    Arguments are those of `default_buckets`, which are the same with these arms alone.
+    """
+    placed = {arm for bucket in default_buckets(costs, captured, largest, sizes) for arm in bucket.arms}
+    found = tuple(arm for arm in captured if arm in placed)
+    return found or (max(captured, key=lambda arm: expected_length(arm, RATES[-1]) / costs.seconds(arm, 1, 0)),)
+
+
 def untimed_buckets(captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
     """Where nothing was timed: every arm wherever it was captured, and off."""
     ends = sorted({end for end in (*_UNTIMED, *captured.values()) if end < largest})
@@ -49,14 +59,14 @@ def untimed_buckets(captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
 
 def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> list[Choice]:
     found: list[Choice] = []
-    for rate in _RATES:
-        made = {arm: _length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
+    for rate in RATES:
+        made = {arm: expected_length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
         best = max([1 / costs.seconds(None, batch, 0), *made.values()])
         found += [arm for arm in contenders if made[arm] >= _NEAR * best and arm not in found]
     return [*(arm for arm in contenders if arm in found), None]
 
 
-def _length(arm: Arm, rate: float) -> float:
+def expected_length(arm: Arm, rate: float) -> float:
     """Accept length, where each draft is accepted at one rate; a tree of its usual lead."""
     share = sum(rate**depth for depth in range(1, arm.num_steps + 1)) / arm.num_steps
     odds = share / (1 - share) * (1.0 if is_chain(arm) else exp(TREE_LEAD))

@@ -12,7 +12,9 @@ From features to a better drafter, a module for each step:
     gate.py         the expected accept length of a drafter; policy.py: when it is published
     folder.py       drafters in and out
     checkpoint.py   what a trainer that was killed goes on from
+    replay.py       prompts sent through a server, so that there is something to learn from
     spot.py         on which GPUs to train, and when to give them back
+    team.py         a step spread over several processes; helper.py: what all but the first of them do
 
 And what makes a process of it, `tlt-server train`:
 
@@ -21,5 +23,7 @@ And what makes a process of it, `tlt-server train`:
     targets.py      one count of the targets that several servers serve
     servers.py      what servers say on the control link; inbox.py: features that they send
     judge.py        the gate at work; published.py: the drafters that passed it
+    ranks.py        the processes that torchrun started; workers.py: which of them may train now
+    memory.py       a GPU's memory within a budget; parking.py: off it, and back
     status.py       what it shows over HTTP
 """

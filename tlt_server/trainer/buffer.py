@@ -3,6 +3,12 @@
 In the middle of an RL step only short responses are whole, and a drafter is needed for the long ones. So a batch mixes
 sequences of this step, partial as they are, with those of steps before, long ones first: the paper's one-step offset
 (arXiv 2511.16665, 4.2).
+
+Whole groups are kept from training, to judge by: those that a hash of the prompt names, whenever they come. But
+drafters are judged for the newest target alone, and where a target sees eight prompts, a share of 5 % keeps none of
+them two times out of three: nothing could be published. So the first prompt that is asked under a target is kept for
+it, too, where nothing else is kept to judge that target by, and there is something else to learn from. Every target
+that is asked two prompts has both; where each is asked a single one, they take turns.
 """
 
 from collections import Counter
@@ -13,7 +19,7 @@ from random import Random
 
 from tlt_server.errors import WireError
 from tlt_server.trainer.features import Feature, Piece, assemble
-from tlt_server.trainer.packing import Run
+from tlt_server.trainer.packing import Run, within
 
 FREED = 0.1
 """Share of the budget that is freed at once, so that not every feature needs another one's place."""
@@ -42,20 +48,23 @@ class _Pieces:
         self.held = [piece for piece in self.held if piece.version >= oldest]
 
 
-@dataclass(frozen=True)
-class _Prompt:
+@dataclass
+class _Group:
+    """Requests of one prompt. newest: target version of its newest feature. pieces: of the prompt."""
+
+    is_held_out: bool = False
+    newest: int = -1
     pieces: _Pieces = field(default_factory=_Pieces)
     requests: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Response:
-    """Of one request. group, prompt, is_held_out: as in `Feature`."""
+    """Of one request. group, prompt: as in `Feature`."""
 
     request: str
     group: int
     prompt: int
-    is_held_out: bool
     pieces: _Pieces = field(default_factory=_Pieces)
 
     @property
@@ -75,7 +84,7 @@ class Buffer:
         hidden: H of the target.
         budget: bytes of tensors at most.
         max_age: target versions that a feature may be behind the newest.
-        held_out: share of groups kept from training.
+        held_out: share of groups kept from training, at least; 0: none is.
 
     Attributes:
         newest: version of the target.
@@ -87,7 +96,7 @@ class Buffer:
         self._width, self._hidden, self._budget = width, hidden, budget
         self._max_age, self._share = max_age, held_out
         self._responses: dict[str, _Response] = {}
-        self._prompts: dict[int, _Prompt] = {}
+        self._groups: dict[int, _Group] = {}
         self.newest = self.nbytes = 0
         self.dropped = Counter[str]()
 
@@ -105,7 +114,7 @@ class Buffer:
         response = self._response(feature)
         stop = feature.first + len(feature.tokens)
         middle = min(max(feature.prompt, feature.first), stop)
-        self._take(self._prompts[response.group].pieces, Piece.of(feature, feature.first, middle))
+        self._take(self._groups[response.group].pieces, Piece.of(feature, feature.first, middle))
         self._take(response.pieces, Piece.of(feature, middle, stop))
         if self.nbytes > self._budget:
             self._make_room()
@@ -119,18 +128,18 @@ class Buffer:
             response.pieces.forget(self.newest - self._max_age)
             if not response.pieces.held:
                 self._remove(response)
-        for prompt in self._prompts.values():
-            prompt.pieces.forget(self.newest - self._max_age)
+        for group in self._groups.values():
+            group.pieces.forget(self.newest - self._max_age)
         self.nbytes = sum(response.pieces.nbytes for response in self._responses.values())
-        self.nbytes += sum(prompt.pieces.nbytes for prompt in self._prompts.values())
+        self.nbytes += sum(group.pieces.nbytes for group in self._groups.values())
 
     def held_out(self) -> list[Run]:
         """Runs to judge by: of groups kept from training, under the newest version of the target alone."""
-        judged = [response for response in self._responses.values() if response.is_held_out]
-        return [run for response in judged for run in self._runs(response, self.newest)]
+        return [run for response in self._kept(True) for run in self._runs(response, self.newest)]
 
     def draw(self, entries: int, random: Random, earlier: float = 0.5) -> list[Run]:
-        """Runs to train on, each sequence at most once, of `entries` entries or a little more; fewer if there are none.
+        """Runs to train on, each sequence at most once, of `entries` entries; fewer if there are none. The last is cut:
+        a little more would be a second pack, which on a GPU costs as much as a full one.
 
         Args:
             entries: wanted in all.
@@ -138,7 +147,7 @@ class Buffer:
             earlier: share of the entries from earlier steps, the longer a sequence the likelier; the rest is of the
                 newest version of the target. What one of the two lacks, the other gives.
         """
-        learnt = [response for response in self._responses.values() if not response.is_held_out]
+        learnt = self._kept(False)
         this = [response for response in learnt if response.version == self.newest]
         before = [response for response in learnt if response.version < self.newest]
         random.shuffle(this)
@@ -146,7 +155,11 @@ class Buffer:
         before.sort(key=lambda response: -(random.random() ** (1 / max(response.length, 1))))
         order = iter(before)
         runs = self._until(order, earlier * entries)
-        return runs + self._until(chain(this, order), entries - sum(run.entries for run in runs))
+        runs += self._until(chain(this, order), entries - sum(run.entries for run in runs))
+        return within(runs, entries)
+
+    def _kept(self, is_held_out: bool) -> list[_Response]:
+        return [each for each in self._responses.values() if self._groups[each.group].is_held_out == is_held_out]
 
     def _until(self, responses: Iterator[_Response], entries: float) -> list[Run]:
         """Runs of the next responses, up to so many entries or a little more."""
@@ -158,20 +171,32 @@ class Buffer:
         return runs
 
     def _runs(self, response: _Response, oldest: int) -> list[Run]:
-        pieces = (*self._prompts[response.group].pieces.held, *response.pieces.held)
+        pieces = (*self._groups[response.group].pieces.held, *response.pieces.held)
         runs = assemble((piece for piece in pieces if piece.version >= oldest), response.prompt)
         # a chain begins at the prompt's last token at the earliest: what ends there teaches nothing
         return [run for run in runs if run.first + run.entries >= response.prompt]
 
     def _response(self, feature: Feature) -> _Response:
         """Of the feature's request; an empty one for a request that is new."""
-        if (known := self._responses.get(feature.request)) is not None:
-            return known
-        held_out = feature.is_held_out(self._share)
-        response = _Response(feature.request, feature.group, feature.prompt, held_out)
-        self._responses[feature.request] = response
-        self._prompts.setdefault(feature.group, _Prompt()).requests.add(feature.request)
+        if (response := self._responses.get(feature.request)) is None:
+            response = self._responses[feature.request] = _Response(feature.request, feature.group, feature.prompt)
+            group = self._groups.setdefault(feature.group, _Group())
+            if group.newest < feature.target_version:  # its old requests may have been learnt from under this target
+                group.is_held_out = self._is_to_judge_by(feature)
+            group.requests.add(feature.request)
+        group = self._groups[response.group]
+        group.newest = max(group.newest, feature.target_version)
         return response
+
+    def _is_to_judge_by(self, feature: Feature) -> bool:
+        """Whether a group is kept from training that is asked for the first time under a target."""
+        if feature.is_held_out(self._share):
+            return True
+        if not self._share or feature.target_version < self.newest:
+            return False
+        others = [group for key, group in self._groups.items() if key != feature.group]
+        has_judges = any(group.is_held_out and group.newest == self.newest for group in others)
+        return not has_judges and any(not group.is_held_out for group in others)
 
     def _take(self, pieces: _Pieces, piece: Piece) -> None:
         if not len(piece.tokens):
@@ -193,11 +218,11 @@ class Buffer:
     def _remove(self, response: _Response) -> None:
         del self._responses[response.request]
         self.nbytes -= response.pieces.nbytes
-        prompt = self._prompts[response.group]
-        prompt.requests.remove(response.request)
-        if not prompt.requests:
-            del self._prompts[response.group]
-            self.nbytes -= prompt.pieces.nbytes
+        group = self._groups[response.group]
+        group.requests.remove(response.request)
+        if not group.requests:
+            del self._groups[response.group]
+            self.nbytes -= group.pieces.nbytes
 
     def _check(self, feature: Feature) -> None:
         rows = len(feature.tokens)

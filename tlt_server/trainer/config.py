@@ -10,6 +10,7 @@ from tlt_server.config import DrafterKind, beside
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.loop import Settings
 from tlt_server.trainer.policy import Policy
+from tlt_server.wire.sockets import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
@@ -24,6 +25,22 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     depth: Count = 3
     entries: Count = 8192
     temperature: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class SpotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Training while rollouts leave a GPU free (spot.py); `on = false`: always, on GPUs of the trainer's own.
+
+    Which GPUs servers compute on, and how much they have to do, they say themselves; one where no server is known to
+    be is the trainer's own. settle_s: without load until training starts. silence_s: without a report until a server
+    may be busy for all we know. within_s: after load has come back, for training to stop and to give its memory back;
+    a trainer that has not by then ends. at_least: of several GPUs, so many must be free for training to start.
+    """
+
+    on: bool = False
+    settle_s: Annotated[float, Meta(ge=0)] = 2.0
+    silence_s: Annotated[float, Meta(gt=0)] = 5.0
+    within_s: Annotated[float, Meta(gt=0)] = 10.0
+    at_least: Count = 1
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,10 +61,12 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     passes: how often a token is learnt from, on average, before training waits for more.
     buffer_mb: of features, in memory.
     max_age: target versions that a feature may be behind the newest.
-    held_out: share of prompts that are kept to judge by.
+    held_out: share of prompts that are kept to judge by; of each target's at least one, if it sees two.
     checkpoint_every: training steps.
     keep: checkpoints.
-    device: torch's name; None: a GPU if there is one.
+    spot: training while rollouts leave a GPU free.
+    device: torch's name; None: a GPU if there is one. Under torchrun `cuda` or `cpu`, each process having its own GPU.
+    memory_gb: of each GPU, at most; None: no limit. For a trainer that shares one with a server.
     threads: of torch on the CPU; None: one fewer than torch would take. The scheduler of a server on this machine polls
         on a core, and threads that wait for one that shares it make a step several times as long.
     """
@@ -74,7 +93,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policy: Policy = Policy()
     checkpoint_every: Count = 200
     keep: Count = 3
+    spot: SpotSettings = SpotSettings()
     device: str | None = None
+    memory_gb: Annotated[float, Meta(gt=0)] | None = None
     threads: Count | None = None
     seed: int = 0
 
@@ -86,6 +107,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def features_address(self) -> str:
         """Where features arrive."""
         return self.features or beside(self.listen)
+
+    @property
+    def curve(self) -> CurveKeys | None:
+        """Of both links."""
+        return CurveKeys(Path(self.key), Path(self.server_keys)) if self.key and self.server_keys else None
 
     @classmethod
     def read(cls, path: Path | None, flags: dict[str, Any], defaults: dict[str, Any]) -> Self:

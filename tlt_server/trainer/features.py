@@ -33,7 +33,7 @@ class Feature:
     finals: Tensor | None = None
 
     def is_held_out(self, share: float) -> bool:
-        """Whether the whole group is kept from training, to judge by; so it is for `share` of all groups."""
+        """Whether a hash of the prompt names the whole group to be kept from training; so it is for `share` of all."""
         return zlib.crc32(self.group.to_bytes(8, "little")) < share * 2**32
 
 

@@ -54,7 +54,7 @@ class Inbox:
         if fault := self._fault(batch.header):
             self._drop("another model", batch.header.tokens, fault)
             return
-        yield from self._known(batch.header, *_tensors(batch))
+        yield from self._known(batch.header, *tensors(batch))
 
     def _fault(self, header: FeatureHeader) -> str:
         """Why these are not features of our target; empty where they are."""
@@ -98,7 +98,7 @@ class Inbox:
         self.dropped[reason] += tokens
 
 
-def _tensors(batch: FeatureBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+def tensors(batch: FeatureBatch) -> tuple[Tensor, Tensor, Tensor | None]:
     """Views of the frames: tokens [N], states [N, W], and final hidden states [N, H] where they are there."""
     header = batch.header
     dtype = getattr(torch, header.dtype)

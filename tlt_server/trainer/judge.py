@@ -10,7 +10,8 @@ from tlt_server.trainer.config import Gate
 from tlt_server.trainer.gate import accept_length
 from tlt_server.trainer.loop import Trainer
 from tlt_server.trainer.network import Network
-from tlt_server.trainer.packing import Run, pack
+from tlt_server.trainer.packing import Pack, Run, pack
+from tlt_server.trainer.parking import move
 from tlt_server.trainer.published import Published
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,17 @@ class Judge:
             return None
         self.last = Verdict(candidate, live)
         return self.last
+
+    def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:
+        """Compiles what a judgement runs."""
+        accept_length(self._start, trainer.frozen, packs, self._gate.depth)
+
+    def move(self, device: torch.device) -> None:
+        """To another device, as `Trainer.move`."""
+        if device != self._device:
+            self._device = device
+            for network in {self._start, self._live[1]}:
+                move(network, device)
 
     def _within(self, runs: Sequence[Run]) -> Iterator[Run]:
         """The first ones, of so many entries in all."""

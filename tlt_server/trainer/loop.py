@@ -1,6 +1,6 @@
 """Training itself: packs in, better weights out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any
@@ -15,6 +15,8 @@ from tlt_server.trainer.chains import Frozen, autocast
 from tlt_server.trainer.losses import Objective, loss
 from tlt_server.trainer.network import Network
 from tlt_server.trainer.packing import Pack
+from tlt_server.trainer.parking import move, moved
+from tlt_server.trainer.team import Team
 
 WEIGHTS = "weights."
 """Before the name of each of a drafter's tensors, in what `Trainer.state` returns."""
@@ -48,6 +50,25 @@ class Metrics:
     skipped: bool
 
 
+def learn(network: Network, frozen: Frozen, objective: Objective, packs: Sequence[Pack], chains: int) -> Tensor:
+    """Adds the gradients of `packs` to those of the weights; gives the loss, a scalar in float32.
+
+    Each pack counts by its share of the chains, however the packs are spread over steps or processes.
+
+    Args:
+        chains: of the whole training step.
+    """
+    device = next(network.parameters()).device
+    total = torch.zeros((), device=device)
+    for pack in packs:
+        with autocast(device):
+            share = pack.counted.sum() / max(chains, 1)
+            value = loss(network, frozen, pack, objective) * share
+        value.backward()
+        total += value.detach()
+    return total
+
+
 class Trainer:
     """A drafter, its optimiser and all that decides what comes next; on the device that the network is on.
 
@@ -55,34 +76,47 @@ class Trainer:
 
     Args:
         network: trained in place.
-        frozen: of the target; whoever follows the target sets it anew, between two steps.
+        frozen: of the target; whoever follows the target sets it anew, between two steps, on `device`.
         seed: of the draws; `random` is for whoever draws the packs, so that a resumed trainer draws as it would have.
+
+    Attributes:
+        team: who else takes part in a step: nobody, until whoever leads one sets it.
     """
 
     def __init__(
         self, network: Network, frozen: Frozen, objective: Objective, settings: Settings | None = None, seed: int = 0
     ) -> None:
         self.network, self.frozen, self.objective = network, frozen, objective
-        self.settings = settings or Settings()
+        self.settings, self.team = settings or Settings(), Team()
         self.random, self.steps, self.tokens = Random(seed), 0, 0
         self._named = dict(network.named_parameters())
-        self._device = next(iter(self._named.values())).device
         matrices = [weight for weight in self._named.values() if weight.dim() > 1]
         others = [weight for weight in self._named.values() if weight.dim() == 1]
         groups = [{"params": matrices, "weight_decay": self.settings.decay}, {"params": others, "weight_decay": 0.0}]
         self._optimiser = torch.optim.AdamW(groups, lr=self.settings.rate, betas=self.settings.betas)
 
-    def step(self, packs: Iterable[Pack]) -> Metrics:
-        """One step over all entries of `packs`, each pack's loss weighted by its share of the chains."""
-        chosen = [(pack, int(pack.counted.sum())) for pack in packs]
-        chains = sum(count for _, count in chosen)
-        total = torch.zeros((), device=self._device)
-        self._optimiser.zero_grad()
-        for pack, count in chosen:
-            with autocast(self._device):
-                value = loss(self.network, self.frozen, pack, self.objective) * (count / max(chains, 1))
-            value.backward()
-            total += value.detach()
+    @property
+    def device(self) -> torch.device:
+        """Where all of it is."""
+        return next(iter(self._named.values())).device
+
+    def move(self, device: torch.device) -> None:
+        """To another device; nothing of it stays on the one before."""
+        if device == self.device:
+            return
+        move(self.network, device)
+        for moments in self._optimiser.state.values():
+            moments |= {name: moved(moments[name], device) for name in MOMENTS[:2] if name in moments}
+        embedding, head = (moved(each, device) for each in (self.frozen.embedding, self.frozen.head))
+        self.frozen = Frozen(embedding, head, self.frozen.version)
+
+    def step(self, packs: Sequence[Pack]) -> Metrics:
+        """One step over all entries of `packs`, by all who are present in the team.
+
+        Raises:
+            RankLost: one of them is gone.
+        """
+        total, chains = self.gradients(packs)
         norm = nn.utils.clip_grad_norm_(self._named.values(), self.settings.clip).item()
         finite = norm < float("inf")
         if finite:
@@ -92,6 +126,18 @@ class Trainer:
             self._optimiser.step()
         self.steps, self.tokens = self.steps + 1, self.tokens + chains
         return Metrics(self.steps, total.item(), norm, chains, skipped=not finite)
+
+    def gradients(self, packs: Sequence[Pack]) -> tuple[Tensor, int]:
+        """Those of all `packs`, wherever they were computed; the loss, and how many chains there were.
+
+        Raises:
+            RankLost: as `step`.
+        """
+        chains = sum(int(pack.counted.sum()) for pack in packs)
+        self._optimiser.zero_grad()
+        mine = self.team.share(packs, chains, self.network, self.frozen)
+        total = learn(self.network, self.frozen, self.objective, mine, chains)
+        return total + self.team.gather(self.network), chains
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that a resumed trainer needs: tensors, not copied, and facts that JSON can hold."""

@@ -106,6 +106,17 @@ def split(run: Run, budget: int) -> list[Run]:
     return parts
 
 
+def within(runs: Iterable[Run], budget: int) -> list[Run]:
+    """The first `budget` entries of `runs`, the last run cut: what one pack holds."""
+    kept: list[Run] = []
+    for run in runs:
+        kept.append(split(run, budget)[0])
+        budget -= kept[-1].entries
+        if budget <= 0:
+            break
+    return kept
+
+
 def pack(runs: Iterable[Run], budget: int, device: torch.device) -> list[Pack]:
     """All entries of `runs` in packs of at most `budget`.
 

@@ -12,14 +12,28 @@ from tlt_server.wire.sender import SILENCE
 
 log = logging.getLogger(__name__)
 
+STAGING_S = 180.0
+"""Seconds, longer than a server's link waits for a drafter to be staged: its word of what became of it is lost then."""
+
 
 @dataclass
 class _Server:
-    """count: of its target. drafter: the version in force."""
+    """peer: its name in this life. count: of its target. drafter: the version in force.
 
-    heard: float
-    count: int
-    drafter: int
+    settled: the newest drafter of which it has said what became. given, given_at: the newest that it has, and since
+    when.
+    """
+
+    peer: str
+    heard: float = 0.0
+    count: int = 0
+    drafter: int = 0
+    settled: int = 0
+    given: int = 0
+    given_at: float = 0.0
+
+    def has_settled(self, version: int, now: float) -> bool:
+        return self.settled >= version or (self.given >= version and now - self.given_at > STAGING_S)
 
 
 class Servers:
@@ -40,13 +54,20 @@ class Servers:
     @property
     def names(self) -> list[str]:
         """Of those that were heard of late."""
-        now = self._clock()
-        return sorted(name for name, server in self._servers.items() if now - server.heard < SILENCE)
+        return sorted(self._present())
 
     @property
     def drafter(self) -> int:
         """The newest version in force; 0 where all have the one that they were started with."""
         return max((server.drafter for server in self._servers.values()), default=0)
+
+    def is_on_its_way(self, version: int) -> bool:
+        """Whether a drafter that was published is in force nowhere yet, nor refused, nor rolled back.
+
+        The first server to say so counts, lest a slow one hold up the others; one that is silent does not.
+        """
+        now = self._clock()
+        return not any(server.has_settled(version, now) for server in self._present().values())
 
     def shared(self, target: int) -> Path | None:
         """Where embedding and head of a target lie, by our number of it."""
@@ -60,14 +81,24 @@ class Servers:
         """peer: `NAME/TOKEN`, as `Sender` names it."""
         name = peer.rpartition("/")[0]
         if isinstance(message, Hello):
-            self._greet(name, message)
+            self._greet(name, peer, message)
         elif (server := self._servers.get(name)) is not None:
             self._note(name, server, message)
 
-    def _greet(self, name: str, hello: Hello) -> None:
-        if name not in self._servers:
+    def _present(self) -> dict[str, _Server]:
+        now = self._clock()
+        return {name: server for name, server in self._servers.items() if now - server.heard < SILENCE}
+
+    def _greet(self, name: str, peer: str, hello: Hello) -> None:
+        server = self._servers.get(name)
+        if server is None:
             log.info("%s serves target %d with drafter %d", name, hello.target_version, hello.drafter_version)
-        self._servers[name] = _Server(self._clock(), hello.target_version, hello.drafter_version)
+        if server is None or server.peer != peer:
+            server = self._servers[name] = _Server(peer)
+        server.heard, server.count, server.drafter = self._clock(), hello.target_version, hello.drafter_version
+        server.settled = max(server.settled, hello.drafter_version)
+        if hello.newest_drafter > server.given:
+            server.given, server.given_at = hello.newest_drafter, server.heard
         self.newest_drafter = max(self.newest_drafter, hello.newest_drafter)
         target = self.targets.hear(name, hello.target_version, hello.weight_version)
         if hello.shared:
@@ -83,9 +114,10 @@ class Servers:
                 if (target := self.targets.of(name, count)) is not None:
                     self._share(target, path)
             case DrafterSwapped(version=version, outcome=outcome, drafter_version=in_force, reason=reason):
-                server.drafter = in_force
+                server.drafter, server.settled = in_force, max(server.settled, version)
                 log.info("%s: drafter %d is %s; %d in force. %s", name, version, outcome, in_force, reason)
             case DrafterRefused(version=version, reason=reason):
+                server.settled = max(server.settled, version)
                 log.warning("%s refuses drafter %d: %s", name, version, reason)
 
     def _share(self, target: int, path: str) -> None:

@@ -1,14 +1,15 @@
 """The drafter trainer as a process: it hears servers, gathers features, trains, and publishes what is better.
 
 One thread trains. Another keeps the control link (`Sender`), a third shows the status; what servers say waits in a
-queue until the step under way is over.
+queue until the step under way is over. Under torchrun this is rank 0; the others help in steps (helper.py).
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 import torch
 
@@ -23,9 +24,11 @@ from tlt_server.trainer.inbox import Inbox
 from tlt_server.trainer.judge import Judge
 from tlt_server.trainer.loop import Metrics, Trainer
 from tlt_server.trainer.packing import pack
+from tlt_server.trainer.parking import release
 from tlt_server.trainer.published import Edition, Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
+from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import Message
 from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import Inlet
@@ -35,13 +38,18 @@ log = logging.getLogger(__name__)
 IDLE_S = 0.05
 """Until the next look at the control link, while no features arrive."""
 
+HOST = torch.device("cpu")
+
 RECENT = 0.1
 """Weight of the last step in what happened lately."""
 
 
+Heard: TypeAlias = "SimpleQueue[tuple[str, Message]]"
+
+
 @dataclass
 class Parts:
-    """What a service is made of; each is its own. heard: what `sender` hears, by peer."""
+    """What a service is made of; each is its own. device: to train on. heard: what `sender` hears, by peer."""
 
     config: TrainConfig
     device: torch.device
@@ -52,10 +60,11 @@ class Parts:
     checkpoints: Checkpoints
     published: Published
     servers: Servers
+    workers: Workers
     inlet: Inlet
     inbox: Inbox
     sender: Sender
-    heard: "SimpleQueue[tuple[str, Message]]"
+    heard: Heard
 
 
 class Service:
@@ -70,6 +79,7 @@ class Service:
         self._parts, self._config, self._is_over = parts, parts.config, is_over
         self._edition: Edition | None = parts.published.newest()
         self._published_for = self._judged_for = -1
+        self._judgement_is_due = False
         self._saved = parts.trainer.steps
         self._learnt = 0
         self._rate = 0.0
@@ -83,18 +93,23 @@ class Service:
 
         Raises:
             OSError: a checkpoint or a drafter cannot be written.
+            RankLost: another process of this trainer is gone.
         """
         if self._edition is not None:
             self._send(self._edition)
         while not self._is_over():
             self._hear()
             self._gather()
-            if waits_for := self._waits_for():
+            self._give_back()
+            present = self._parts.workers.training()
+            if waits_for := self._waits_for(present):
                 self._state = waits_for
                 self._parts.inlet.wait(IDLE_S)
             else:
                 self._state = "training"
-                self._train()
+                self._train(present)
+            if 0 in present and self._may_judge():
+                self._judge()
             self.status = self._status()
         self._save()
 
@@ -120,7 +135,7 @@ class Service:
             return
         try:
             frozen = load_frozen(folder, target, parts.trainer.frozen.head.dtype)
-            parts.trainer.frozen = _fitting(frozen, parts.trainer.frozen, parts.device)
+            parts.trainer.frozen = _fitting(frozen, parts.trainer.frozen, parts.trainer.device)
         except ConfigError as error:
             log.warning("target %d: what drafters share with it cannot be used: %s", target, error)
             servers.forget(target)
@@ -129,11 +144,30 @@ class Service:
         for feature in self._parts.inbox.read():
             self._parts.buffer.add(feature)
 
-    def _waits_for(self) -> str:
-        """Why not to train now; empty where there is no reason."""
+    def _give_back(self) -> None:
+        """Frees the devices that rollouts need again."""
+        parts = self._parts
+        for rank in parts.workers.asked():
+            if rank == 0:
+                parts.trainer.move(HOST)
+                parts.judge.move(HOST)
+                release(parts.device)
+            else:
+                parts.trainer.team.free(rank)
+            parts.workers.yielded(rank)
+
+    def _take_back(self) -> None:
+        """Onto this process's device, where `_give_back` has freed it."""
+        for part in (self._parts.trainer, self._parts.judge):
+            part.move(self._parts.device)
+
+    def _waits_for(self, present: Sequence[int]) -> str:
+        """Why not to train now; empty where there is no reason. present: ranks that may."""
         parts = self._parts
         if parts.servers.targets.newest < 0:
             return "waiting for a server"
+        if 0 not in present:
+            return "waiting for rollouts to drain"
         if parts.trainer.frozen.version < parts.servers.targets.newest:
             return "waiting for the target's embedding and head"
         received = parts.inbox.received
@@ -143,20 +177,22 @@ class Service:
 
     # -- training --
 
-    def _train(self) -> None:
+    def _train(self, present: Sequence[int]) -> None:
+        """One step of these ranks, and what is due after it."""
         parts, began = self._parts, time.monotonic()
-        runs = parts.buffer.draw(self._config.entries, parts.trainer.random)
+        runs = parts.buffer.draw(self._config.entries * len(present), parts.trainer.random)
         if not runs:  # all are too old
             self._state = "waiting for features"
             parts.inlet.wait(IDLE_S)
             return
+        self._take_back()
+        parts.trainer.team.present = present
         metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
         entries = sum(run.entries for run in runs)
         self._learnt += entries
         self._note(metrics, entries / (time.monotonic() - began))
         is_new = parts.trainer.frozen.version > self._judged_for  # at once, for the drafter in force has gone stale
-        if is_new or metrics.step % self._config.gate.every == 0:
-            self._judge()
+        self._judgement_is_due |= is_new or metrics.step % self._config.gate.every == 0
         if metrics.step % self._config.checkpoint_every == 0:
             self._save()
 
@@ -166,9 +202,21 @@ class Service:
         if metrics.skipped:
             log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
 
+    def _may_judge(self) -> bool:
+        """Whether a judgement is due, and tells of what the servers will have.
+
+        While the last drafter is on its way, the one in force is not what the next one will replace: whatever is better
+        than that would be published again and again, each overtaking the one before, and on a slow link none arrive.
+        """
+        frozen, servers = self._parts.trainer.frozen, self._parts.servers
+        if not self._judgement_is_due or frozen.version < servers.targets.newest:
+            return False
+        return self._edition is None or not servers.is_on_its_way(self._edition.version)
+
     def _judge(self) -> None:
         """Publishes the drafter in training, where it is better than the one in force."""
-        parts = self._parts
+        parts, self._judgement_is_due = self._parts, False
+        self._take_back()
         verdict = parts.judge.compare(parts.trainer, parts.buffer.held_out(), parts.servers.drafter)
         if verdict is None:
             return
@@ -223,6 +271,7 @@ class Service:
             parts_dropped=dict(parts.buffer.dropped),
             buffer_bytes=parts.buffer.nbytes,
             buffer_budget=self._config.buffer_mb << 20,
+            workers=parts.workers.status(),
         )
 
 

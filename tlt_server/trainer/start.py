@@ -1,14 +1,16 @@
 """From settings to a running trainer: everything is checked before anything is trained."""
 
 import logging
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,18 +23,24 @@ from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.folder import Drafter, load_drafter, load_frozen
+from tlt_server.trainer.helper import assist
 from tlt_server.trainer.inbox import Inbox
 from tlt_server.trainer.judge import Judge
 from tlt_server.trainer.loop import Trainer
 from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective
-from tlt_server.trainer.network import Eagle3
+from tlt_server.trainer.memory import limit, needed
+from tlt_server.trainer.network import NETWORKS, Eagle3
+from tlt_server.trainer.packing import Run, pack
 from tlt_server.trainer.published import Published
+from tlt_server.trainer.ranks import Place, joined
 from tlt_server.trainer.servers import Servers
-from tlt_server.trainer.service import Parts, Service
+from tlt_server.trainer.service import Heard, Parts, Service
 from tlt_server.trainer.status import shown
+from tlt_server.trainer.team import Team
+from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
 from tlt_server.wire.sender import Sender
-from tlt_server.wire.sockets import CurveKeys, Inlet, Link
+from tlt_server.wire.sockets import Inlet, Link
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +48,35 @@ OBJECTIVES = {"eagle": EAGLE, "hass": HASS, "eagle3": EAGLE3}
 
 
 def train(config: TrainConfig) -> None:
-    """Runs a trainer until SIGINT or SIGTERM.
+    """Runs a trainer, or its part under torchrun, until SIGINT or SIGTERM.
 
     Raises:
         ConfigError: a setting that cannot be used.
+        RankLost: another process of this trainer is gone.
     """
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: over.set())  # a helper ends when its leader, which is told too, says so
     torch.set_num_threads(config.threads or max(1, torch.get_num_threads() - 1))
-    with prepared(config) as parts, ThreadPoolExecutor(1, "control") as thread:
-        sending = thread.submit(parts.sender.run)
+    try:
+        with joined(config.device) as place:
+            if place.rank == 0:
+                _lead(config, place, over)
+            else:
+                limit(config.memory_gb, place.device)
+                assist(place.lines[0], lambda drafter: objective_of(config, drafter))
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{reason} Lower entries, {config.entries}, or raise memory_gb if it is given") from error
+
+
+def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
+    with prepared(config, place) as parts, ThreadPoolExecutor(1, "control") as thread:
+        sending = thread.submit(parts.sender.run, parts.workers.tick)
         service = Service(parts, lambda: over.is_set() or sending.done())
         try:
+            if config.spot.on and place.device.type == "cuda":
+                _rehearse(parts)
             with shown(config.host, config.port, lambda: service.status) as url:
                 log.info("the trainer listens at %s, for features at %s; %s", config.listen, parts.inlet.address, url)
                 service.run()
@@ -61,56 +85,106 @@ def train(config: TrainConfig) -> None:
         sending.result()
 
 
+class Learning(NamedTuple):
+    """What learns, and what from, without any link. drafter: in training; start: what it began as."""
+
+    target: Path
+    drafter: Drafter
+    start: Drafter
+    trainer: Trainer
+    buffer: Buffer
+
+
+def learning(config: TrainConfig, device: torch.device) -> Learning:
+    """Made by the settings, on a device.
+
+    Raises:
+        ConfigError: a setting that cannot be used.
+    """
+    target, drafter, start = _models(config, Path(config.folder))
+    trainer, (width, _) = _trainer(config, target, drafter, device), _reads(drafter)
+    hidden = int(drafter.config["hidden_size"])
+    buffer = Buffer(width, hidden, config.buffer_mb << 20, config.max_age, config.held_out)
+    return Learning(target, drafter, start, trainer, buffer)
+
+
 @contextmanager
-def prepared(config: TrainConfig) -> Iterator[Parts]:
+def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
     """All parts of a service; what they hold is released at the end.
 
     Raises:
         ConfigError: a setting that cannot be used.
     """
-    device = _device(config)
     folder = Path(config.folder)
-    target, drafter, start = _models(config, folder)
-    trainer = _trainer(config, target, drafter, device)
+    target, drafter, start, trainer, buffer = learning(config, place.device)
     published = Published(folder)
     published.clear_away()
     with ExitStack() as stack:
+        trainer.team = Team(place.lines, drafter.config)
+        stack.callback(trainer.team.end)
         checkpoints = Checkpoints(folder / "checkpoints", config.keep)
         stack.callback(checkpoints.close)
-        if (saved := checkpoints.newest()) is not None:
-            trainer.restore(*saved)
-            log.info("training goes on from step %d", trainer.steps)
-        curve = CurveKeys(Path(config.key), Path(config.server_keys)) if config.key and config.server_keys else None
-        inlet = Inlet(config.features_address, curve)
+        _resume(trainer, checkpoints)
+        inlet = Inlet(config.features_address, config.curve)
         stack.callback(inlet.close)
         model, servers = ModelIdentity.of(read_config(target)), Servers()
-        heard: SimpleQueue[tuple[str, Message]] = SimpleQueue()
-        sender = Sender(Link(config.listen, READS_TO_TRAINER, curve=curve), model, lambda *said: heard.put(said))
+        heard: Heard = SimpleQueue()
+        workers = Workers(place.devices, config.spot, lambda rank: _end_overdue(rank, config))
         width, kind = _reads(drafter)
         yield Parts(
             config=config,
-            device=device,
+            device=place.device,
             drafter=drafter,
             trainer=trainer,
-            buffer=Buffer(width, model.hidden_size, config.buffer_mb << 20, config.max_age, config.held_out),
-            judge=Judge(config.gate, config.entries, start.network, published, device),
+            buffer=buffer,
+            judge=Judge(config.gate, config.entries, start.network, published, place.device),
             checkpoints=checkpoints,
             published=published,
             servers=servers,
+            workers=workers,
             inlet=inlet,
             inbox=Inbox(inlet, model, kind, width, servers.targets),
-            sender=sender,
+            sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, _both(workers.hear, heard)),
             heard=heard,
         )
 
 
-def _device(config: TrainConfig) -> torch.device:
-    try:
-        device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {config.device}: {str(error).splitlines()[0]}") from error
-    return device
+def _resume(trainer: Trainer, checkpoints: Checkpoints) -> None:
+    if (saved := checkpoints.newest()) is not None:
+        trainer.restore(*saved)
+        log.info("training goes on from step %d", trainer.steps)
+
+
+def _both(first: Callable[[str, Message], None], then: Heard) -> Callable[[str, Message], None]:
+    """What is heard, at once to one and in its turn to the other."""
+
+    def hear(peer: str, message: Message) -> None:
+        first(peer, message)
+        then.put((peer, message))
+
+    return hear
+
+
+def _rehearse(parts: Parts) -> None:
+    """Compiles what a step and a judgement run, on nothing: it takes longer than a device may be asked for."""
+    width, _ = _reads(parts.drafter)
+    hidden, depth = parts.trainer.frozen.head.shape[1], parts.config.gate.depth
+    rows = [torch.zeros(depth + 2, size, dtype=torch.bfloat16) for size in (width, hidden)]
+    nothing = Run(torch.zeros(depth + 2, dtype=torch.int64), *rows)
+    packs = pack([nothing], parts.config.entries, parts.device) * len(parts.trainer.team.present)
+    parts.trainer.gradients(packs)
+    parts.judge.rehearse(parts.trainer, packs[:1])
+
+
+def _end_overdue(rank: int, config: TrainConfig) -> None:
+    """At once, like a kill, which checkpoints are made for: what a device is held by cannot be stopped otherwise."""
+    log.error(
+        "rank %d has not given its device back within %g s, and rollouts need it: the trainer ends. Started again, it "
+        "goes on from its last checkpoint. Raise [spot] within_s, or lower entries",
+        rank,
+        config.spot.within_s,
+    )
+    os._exit(1)
 
 
 def _models(config: TrainConfig, folder: Path) -> tuple[Path, Drafter, Drafter]:
@@ -128,13 +202,19 @@ def _models(config: TrainConfig, folder: Path) -> tuple[Path, Drafter, Drafter]:
 
 def _trainer(config: TrainConfig, target: Path, drafter: Drafter, device: torch.device) -> Trainer:
     frozen = load_frozen(target, -1, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    limit(config.memory_gb, device, needed(drafter.network, frozen))
     frozen = replace(frozen, embedding=frozen.embedding.to(device), head=frozen.head.to(device))
     drafter.network.to(device)
-    return Trainer(drafter.network, frozen, _objective(config, drafter), config.optimizer, config.seed)
+    return Trainer(drafter.network, frozen, objective_of(config, drafter.config), config.optimizer, config.seed)
 
 
-def _objective(config: TrainConfig, drafter: Drafter) -> Objective:
-    _, kind = _reads(drafter)
+def objective_of(config: TrainConfig, drafter: Mapping[str, Any]) -> Objective:
+    """What a drafter with this config.json learns by.
+
+    Raises:
+        ConfigError: a loss that it cannot learn by.
+    """
+    kind = DrafterKind.EAGLE3 if NETWORKS[drafter["architectures"][0]] is Eagle3 else DrafterKind.EAGLE
     objective = OBJECTIVES[config.loss or str(kind)]
     if objective.state and kind is DrafterKind.EAGLE3:
         raise ConfigError(f"loss {config.loss}: compares states, which EAGLE-3 does not imitate. Take eagle3")

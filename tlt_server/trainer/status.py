@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +15,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from tlt_server.errors import ConfigError
+from tlt_server.trainer.spot import State
+from tlt_server.trainer.workers import WorkerStatus
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
     parts_dropped: what the buffer did not take or keep, by reason.
     buffer_bytes, buffer_budget: of features.
+    workers: the trainer's processes, by rank.
     """
 
     state: str
@@ -46,6 +49,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     parts_dropped: dict[str, int]
     buffer_bytes: int
     buffer_budget: int
+    workers: list[WorkerStatus]
 
 
 class _Named(NamedTuple):
@@ -91,9 +95,24 @@ class _Metrics(Collector):
             for reason, count in getattr(status, each.field).items():
                 family.add_metric([reason], count)
             yield family
+        yield from _of_workers(status.workers)
         for each in GAUGES:
             if (value := getattr(status, each.field)) is not None:
                 yield GaugeMetricFamily(each.name, each.help, value)
+
+
+def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
+    states = GaugeMetricFamily("tlt_train_worker_state", "1 for the state that it is in", labels=["rank", "state"])
+    seconds = CounterMetricFamily("tlt_train_worker_seconds", "Time in each state", labels=["rank", "state"])
+    yields = CounterMetricFamily("tlt_train_worker_yields", "Devices given back to rollouts", labels=["rank"])
+    slowest = GaugeMetricFamily("tlt_train_worker_slowest_yield_seconds", "The longest of them", labels=["rank"])
+    for rank, worker in enumerate(workers):
+        for state in State:
+            states.add_metric([str(rank), state.value], worker.state == state.value)
+            seconds.add_metric([str(rank), state.value], worker.seconds[state.value])
+        yields.add_metric([str(rank)], worker.yields)
+        slowest.add_metric([str(rank)], worker.slowest_yield_s)
+    yield from (states, seconds, yields, slowest)
 
 
 def _app(read: Callable[[], Status]) -> FastAPI:

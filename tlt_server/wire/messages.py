@@ -18,7 +18,7 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised when a message changes: a message of another version is rejected whole, never guessed at."""
 
 MAX_CHUNK_BYTES = 4 << 20
@@ -68,6 +68,7 @@ class Hello(Message, frozen=True):
     server: its name, for people. drafter_version: in force; 0 is the one that the server was started with, or none.
     newest_drafter: the highest version that the server has been given; it takes only higher ones.
     shared: where the target's share of a drafter lies, as in `TargetShared`; empty while it does not.
+    devices: that it computes on, by `tlt_server.devices.identity`.
     """
 
     server: str
@@ -77,6 +78,7 @@ class Hello(Message, frozen=True):
     drafter_version: Count
     newest_drafter: Count
     shared: str = ""
+    devices: tuple[str, ...] = ()
 
 
 class TargetPublished(Message, frozen=True):
@@ -107,10 +109,14 @@ class DrafterSwapped(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Server -> trainer, as often as the server likes; one that cannot be sent at once is dropped."""
+    """Server -> trainer, a few times a second; one that cannot be sent at once is dropped.
+
+    running, waiting: requests. lent: some memory of its devices was released, for others than a drafter's trainer.
+    """
 
     running: Count
     waiting: Count
+    lent: bool = False
 
 
 class ChunksWanted(Message, frozen=True):

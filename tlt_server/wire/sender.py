@@ -86,11 +86,12 @@ class Sender:
         self._pending.append((safetensors_file(tensors, metadata or {}), version, trained_on))
         self._newest = version
 
-    def run(self) -> None:
-        """Serves until `stop`, then closes the link."""
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Serves until `stop`, then closes the link. tick: called again and again, whether or not anything arrives."""
         try:
             while not self._stopped:
                 self.step(NOTICE_WITHIN)
+                tick()
         finally:
             self._link.close()
 

@@ -206,6 +206,50 @@ class Load(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class CapturedPass(msgspec.Struct, frozen=True):
+    """A pass of decode steps, captured as a CUDA graph for each of some batch sizes."""
+
+    kind: str
+    """`verification`, `drafting`, `draft-extend`; `plain`, of steps that do not speculate."""
+    arms: tuple[Arm, ...]
+    """That have it; none where it is `plain`."""
+    sizes: tuple[int, ...]
+    """Batch sizes, ascending."""
+    gb: float
+    """By how much the card's free memory fell."""
+    buffers_gb: float
+    """Of it, the graphs' inputs and what attention keeps for them."""
+    driver_gb: float
+    """Of it, what the driver keeps of the graphs."""
+
+
+class CapturedArm(msgspec.Struct, frozen=True):
+    """How far an arm has CUDA graphs."""
+
+    arm: Arm
+    largest: int
+    """Batch size; 0: it did not fit, and the server is without it."""
+    wanted: int
+    """What that would be, were memory for graphs not bounded."""
+
+
+class Graphs(msgspec.Struct, frozen=True):
+    """The CUDA graphs of decode steps, on one GPU."""
+
+    sharing: str
+    """`pool`; `none`: each arm has all of its own."""
+    gb: float
+    """That they take together."""
+    budget_gb: float | None
+    """That they may take; None: it is not bounded."""
+    arms: tuple[CapturedArm, ...]
+    """None on a CPU."""
+    passes: tuple[CapturedPass, ...]
+    """In the order of capture; none on a CPU."""
+    help: str
+    """One line for a person."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /tlt/v1/status`."""
 
@@ -224,6 +268,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """None from a server that is older than this."""
     trainer: DrafterTrainer | None = None
     """None from a server that follows none."""
+    devices: list[str] = []
+    """That it computes on, under names that a trainer on the same machine has for them too."""
+    graphs: Graphs | None = None
+    """None from a server without a drafter, or older than this."""
     uptime_s: float
     help: str
     """One line for a person: what this state means and what to do about it, if anything."""
@@ -319,3 +367,5 @@ class Speculation(msgspec.Struct, frozen=True):
     """Those that the server was started with."""
     selection: Selection | None = None
     """None from a server without a drafter, or older than this."""
+    graphs: Graphs | None = None
+    """Likewise."""

@@ -1,0 +1,65 @@
+"""A server that finds its arms itself: steps put together from passes, and which arms can pay at all."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.config import CANDIDATES, Arm
+from tlt_server.strategy.arms import Choice
+from tlt_server.strategy.costs import StepCosts, Timing, from_passes
+from tlt_server.strategy.defaults import RATES, default_buckets, expected_length, worth_having
+
+SIZES = [1, 4, 16, 64]
+LARGEST = SIZES[-1]
+CAPTURED = {arm: max(1, min(LARGEST, 512 // arm.num_draft_tokens)) for arm in CANDIDATES}
+shares = st.floats(0.5, 20)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> StepCosts:
+    """Any cost of any arm, between half a plain step and twenty of them."""
+    arms: tuple[Choice, ...] = (None, *CANDIDATES)
+    return StepCosts(
+        Timing(arm, size, 0, 0.005 * (1.0 if arm is None else draw(shares))) for arm in arms for size in SIZES
+    )
+
+
+def test_a_step_is_put_together_from_passes() -> None:
+    """Verification of all nodes, all drafts but the first, and draft-extend over the path."""
+    target = StepCosts([Timing(None, 1, 0, 1.0), Timing(None, 101, 0, 11.0)])
+    drafter = StepCosts([Timing(None, 1, 0, 0.01), Timing(None, 101, 0, 1.01)])
+    found = {(each.arm, each.batch): each.seconds for each in from_passes(target, drafter, [Arm(3, 2, 6)], [1, 4])}
+    assert found == pytest.approx(
+        {
+            (None, 1): 1.0,
+            (None, 4): 1.3,
+            (Arm(3, 2, 6), 1): 1.5 + 2 * 0.02 + 0.04,
+            (Arm(3, 2, 6), 4): 3.3 + 2 * 0.08 + 0.16,
+        }
+    )
+
+
+@given(machines())
+def test_what_is_given_up_is_missed_nowhere(costs: StepCosts) -> None:
+    kept = worth_having(costs, CAPTURED, LARGEST, SIZES)
+    captured = {arm: CAPTURED[arm] for arm in kept}
+    before = default_buckets(costs, CAPTURED, LARGEST, SIZES)
+    assert kept
+    assert default_buckets(costs, captured, LARGEST, SIZES) == before
+    for arm in set(CANDIDATES) - set(kept):
+        for size in (each for each in SIZES if each <= CAPTURED[arm]):
+            for rate in RATES:
+                rivals = {each: expected_length(each, rate) for each, most in CAPTURED.items() if most >= size}
+                best = max(length / costs.seconds(each, size, 0) for each, length in rivals.items())
+                best = max(best, 1 / costs.seconds(None, size, 0))
+                assert expected_length(arm, rate) / costs.seconds(arm, size, 0) < 0.9 * best
+
+
+def test_where_nothing_pays_one_arm_is_left() -> None:
+    """Which buckets do not name, so that it is not explored: but a client may ask for it."""
+    costs = StepCosts(
+        Timing(arm, size, 0, 0.001 if arm is None else 1.0) for arm in (None, *CANDIDATES) for size in SIZES
+    )
+    (kept,) = worth_having(costs, CAPTURED, LARGEST, SIZES)
+    assert expected_length(kept, RATES[-1]) == max(expected_length(arm, RATES[-1]) for arm in CANDIDATES)
+    assert [bucket.arms for bucket in default_buckets(costs, {kept: 1}, LARGEST, SIZES)] == [(None,)]

@@ -1,0 +1,139 @@
+"""What the drafter missed while steps did not speculate, and how it catches up when they do again.
+
+The drafter's keys and values of a position are made of the target's hidden state there and of the token that follows.
+A plain step has both. They are kept for the last `WINDOW` positions of each request, in a ring; before a request's
+first step with an arm, the drafter reads in one pass what it has missed of them, as it reads a prompt. That gives the
+step its proposal, too. What lies farther back stays unknown to the drafter (engine/plain.py).
+
+It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer, over at most
+`WINDOW` tokens of each request: a share of what a prefill of as many tokens takes. To run the drafter in every plain
+step instead would keep it whole, at a layer's cost in every step. What either costs on a GPU is not measured yet.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+from sglang.srt.speculative.eagle_utils import get_draft_input_from_target_hidden_dim
+from sglang.srt.speculative.spec_utils import fast_topk
+
+WINDOW = 128
+"""Tokens of a request, if there is memory for as many."""
+MEMORY = 256 << 20
+"""Bytes for the states of all requests together."""
+
+
+class Missed:
+    """The ring of one rank.
+
+    worker: `EagleWorker`, its pools ready.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        rows = worker.req_to_token_pool.req_to_token.shape[0]
+        runner = worker.draft_worker.draft_runner
+        width, dtype = get_draft_input_from_target_hidden_dim(runner), runner.model_config.dtype
+        self.window = window_of(rows, width * dtype.itemsize)
+        self._states = torch.zeros(rows, self.window, width, dtype=dtype, device=worker.device)
+        self._tokens = torch.zeros(rows, self.window, dtype=torch.int64, device=worker.device)
+
+    def keep(self, batch: Any, positions: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Notes a plain step.
+
+        Args:
+            batch: upstream's `ScheduleBatch`.
+            positions: [bs] int64, of what the pass read.
+            states: [bs, width], of the target there.
+            tokens: [bs] int, that were sampled.
+        """
+        places = batch.req_pool_indices, positions % self.window
+        self._states[places] = states
+        self._tokens[places] = tokens.to(torch.int64)
+        for req in batch.reqs:
+            req.tlt_missed = getattr(req, "tlt_missed", 0) + 1
+
+    @staticmethod
+    def forget(reqs: list[Any]) -> None:
+        """The drafter has read all of what these requests have: a prefill."""
+        for req in reqs:
+            req.tlt_missed = 0
+
+    @staticmethod
+    def any_of(reqs: list[Any]) -> bool:
+        """Whether the drafter missed anything of these requests."""
+        return any(getattr(req, "tlt_missed", 0) for req in reqs)
+
+    def catch_up(self, batch: Any) -> None:
+        """Lets the drafter read what it missed; renews the proposal in `batch.spec_info` of those requests.
+
+        Waits for the GPU where the attention backend works without lengths on the CPU.
+
+        Args:
+            batch: upstream's `ScheduleBatch`, about to be decoded with an arm; in force is what SGLang started with.
+        """
+        counts = [min(getattr(req, "tlt_missed", 0), self.window) for req in batch.reqs]
+        behind = [place for place, count in enumerate(counts) if count]
+        places = torch.tensor(behind).to(batch.device, non_blocking=True)
+        extend = self._extend(batch, behind, places, [counts[place] for place in behind])
+        draft = self._worker.draft_worker
+        forward_batch = ForwardBatch.init_new(
+            extend,
+            draft.draft_runner,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+            return_hidden_states_before_norm=False,
+        )
+        forward_batch.return_logprob = False
+        output = draft.draft_runner.forward(forward_batch).logits_output
+        probs, found = fast_topk(output.next_token_logits.softmax(-1), draft.topk, dim=-1)
+        proposal = batch.spec_info
+        proposal.topk_p = proposal.topk_p.index_copy(0, places, probs)
+        proposal.topk_index = proposal.topk_index.index_copy(0, places, found)
+        proposal.hidden_states = proposal.hidden_states.index_copy(0, places, output.hidden_states)
+        self.forget(batch.reqs)
+
+    def _extend(self, batch: Any, behind: list[int], places: torch.Tensor, counts: list[int]) -> Any:
+        """A prefill's `ScheduleBatch` of the requests behind, of the last `counts` tokens of each."""
+        extend = copy.copy(batch)
+        extend.reqs = [batch.reqs[place] for place in behind]
+        extend.req_pool_indices, extend.seq_lens = batch.req_pool_indices[places], batch.seq_lens[places]
+        host = batch.seq_lens.cpu() if batch.seq_lens_cpu is None else batch.seq_lens_cpu
+        extend.seq_lens_cpu, extend.seq_lens_sum = host[behind], None
+        extend.orig_seq_lens = batch.orig_seq_lens[places]
+        lens = [int(length) for length in extend.seq_lens_cpu]
+        extend.prefix_lens = [length - count for length, count in zip(lens, counts, strict=True)]
+        extend.extend_lens, extend.extend_num_tokens = counts, sum(counts)
+        rows, positions = ragged(extend.seq_lens, torch.tensor(counts).to(batch.device, non_blocking=True), sum(counts))
+        requests = extend.req_pool_indices[rows]
+        kept = requests, positions % self.window
+        extend.input_ids = self._tokens[kept]
+        extend.out_cache_loc = self._worker.req_to_token_pool.req_to_token[requests, positions].to(torch.int64)
+        extend.forward_mode, extend.extend_logprob_start_lens = ForwardMode.EXTEND, None
+        extend.spec_info = EagleDraftExtendInput(
+            hidden_states=self._states[kept], num_tokens_per_req=1, num_tokens_for_logprob_per_req=1
+        )
+        return extend
+
+
+def window_of(rows: int, state_bytes: int) -> int:
+    """Positions that are kept of each of `rows` requests, whose states take so many bytes each; at least one."""
+    return max(1, min(WINDOW, MEMORY // (rows * state_bytes)))
+
+
+def ragged(ends: torch.Tensor, counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and positions of the last tokens of several sequences, one sequence after another.
+
+    Args:
+        ends: [n] int64, lengths of the sequences.
+        counts: [n] int64, of the tokens.
+        total: of all counts; given, so that nobody waits for a GPU that would have to tell.
+
+    Returns:
+        Two of [total] int64.
+    """
+    rows = torch.repeat_interleave(torch.arange(len(ends), device=ends.device), counts, output_size=total)
+    firsts = counts.cumsum(0) - counts
+    positions = (ends - counts)[rows] + torch.arange(total, device=ends.device) - firsts[rows]
+    return rows, positions

@@ -1,0 +1,156 @@
+"""The trainer's processes, its workers, and which of them may train now, by what servers report on the control link."""
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+import msgspec
+
+from tlt_server.errors import ConfigError
+from tlt_server.trainer.config import SpotSettings
+from tlt_server.trainer.spot import Action, Overdue, Spot, State, Yield
+from tlt_server.wire.messages import Hello, Load, Message
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """A worker at a moment.
+
+    device: by `tlt_server.devices.identity`. state: busy, idle or training, as in spot.py; training means that it may.
+    seconds: in each state until now. yields: how often it was asked for its device. slowest_yield_s: of those.
+    """
+
+    device: str
+    state: str
+    seconds: dict[str, float]
+    yields: int
+    slowest_yield_s: float
+
+
+class Workers:
+    """Which ranks may train.
+
+    The control link's thread tells it what it hears, and of time; the training thread asks between two steps.
+
+    Args:
+        devices: of each rank.
+        settings: of spot training.
+        overdue: called in the control link's thread with a rank that has not given its device back in time.
+        clock: seconds that do not go back.
+
+    Raises:
+        ConfigError: more are to be free than there are.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        settings: SpotSettings,
+        overdue: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._devices, self._settings, self._overdue, self._clock = tuple(devices), settings, overdue, clock
+        if settings.on and settings.at_least > len(devices):
+            raise ConfigError(
+                f"spot: at_least {settings.at_least} of {len(devices)} processes. Lower it, or start more"
+            )
+        names = tuple(map(str, range(len(devices))))
+        self._spot = Spot(names, settings.settle_s, settings.silence_s, settings.within_s, settings.at_least)
+        self._servers: dict[str, tuple[str, ...]] = {}
+        self._loads: dict[str, tuple[float, int]] = {}
+        self._asked: dict[int, float] = {}
+        self._seconds = [dict.fromkeys((state.value for state in State), 0.0) for _ in devices]
+        self._yields = [0] * len(devices)
+        self._slowest = [0.0] * len(devices)
+        self._counted = clock()
+        self._lock = Lock()
+
+    # -- the control link's thread --
+
+    def hear(self, peer: str, message: Message) -> None:
+        """peer: `NAME/TOKEN`, as `Sender` names it."""
+        name = peer.rpartition("/")[0]
+        with self._lock:
+            if isinstance(message, Hello):
+                self._meet(name, message.devices)
+            elif isinstance(message, Load):
+                self._report(name, message.running + message.waiting + message.lent)
+
+    def _meet(self, server: str, devices: tuple[str, ...]) -> None:
+        """What was a rank's own until now, it may hold memory of."""
+        now = self._count()
+        for rank, device in enumerate(self._devices):
+            if self._settings.on and device in devices and self._is_own(rank):
+                self._asked.setdefault(rank, now)
+        self._servers[server] = devices
+
+    def _report(self, server: str, load: int) -> None:
+        """A device's load is that of all its servers that are not silent."""
+        now, devices = self._count(), self._servers.get(server, ())
+        self._loads[server] = now, load
+        for rank, device in enumerate(self._devices):
+            if device in devices:
+                there = [name for name, used in self._servers.items() if device in used and name in self._loads]
+                reports = [self._loads[name] for name in there]
+                heard = [load for at, load in reports if now - at <= self._settings.silence_s]
+                self._act(self._spot.report(str(rank), sum(heard), now))
+
+    def tick(self) -> None:
+        """A few times a second, whether anything is heard or not."""
+        with self._lock:
+            self._act(self._spot.tick(self._count()))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Yield(worker):
+                    self._asked.setdefault(int(worker), self._clock())
+                case Overdue(worker):
+                    self._overdue(int(worker))
+
+    # -- the training thread --
+
+    def training(self) -> tuple[int, ...]:
+        """Ranks that may train in the next step: not one that is asked for its device, though it still has it."""
+        with self._lock:
+            ranks = (rank for rank in range(len(self._devices)) if self._state(rank) is State.TRAINING)
+            return tuple(rank for rank in ranks if rank not in self._asked)
+
+    def asked(self) -> tuple[int, ...]:
+        """Ranks that are to give their devices back; `yielded` says that one has."""
+        with self._lock:
+            return tuple(self._asked)
+
+    def yielded(self, rank: int) -> None:
+        """The rank holds nothing on its device any more."""
+        with self._lock:
+            now = self._count()
+            self._yields[rank] += 1
+            self._slowest[rank] = max(self._slowest[rank], now - self._asked.pop(rank))
+            self._act(self._spot.yielded(str(rank), now))
+
+    # -- any thread --
+
+    def status(self) -> list[WorkerStatus]:
+        """Of each rank."""
+        with self._lock:
+            self._count()
+            return [
+                WorkerStatus(
+                    device, self._state(rank).value, dict(self._seconds[rank]), self._yields[rank], self._slowest[rank]
+                )
+                for rank, device in enumerate(self._devices)
+            ]
+
+    def _state(self, rank: int) -> State:
+        return self._spot.state(str(rank)) if self._settings.on and not self._is_own(rank) else State.TRAINING
+
+    def _is_own(self, rank: int) -> bool:
+        """Whether no server is known to be on the rank's device."""
+        return not any(self._devices[rank] in used for used in self._servers.values())
+
+    def _count(self) -> float:
+        """Adds up the time since the last call to the states that were in force; gives the time now."""
+        before, self._counted = self._counted, self._clock()
+        for rank, seconds in enumerate(self._seconds):
+            seconds[self._state(rank).value] += self._counted - before
+        return self._counted
