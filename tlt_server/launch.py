@@ -192,9 +192,13 @@ def serve(config: ServerConfig, argv: Sequence[str]) -> None:
         ConfigError: settings, models or port that cannot be used.
         UnsupportedError: a combination of features that would not work.
     """
+    from tlt_server.engine.cpu import stay_single_threaded
+
     gpu = has_gpu()
     for name, value in (GPU_ENVIRONMENT if gpu else CPU_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
+    if not gpu:
+        stay_single_threaded()
     composed = compose(config, argv, gpu=gpu)
     config.to_environment()
     server_args = parse(composed)

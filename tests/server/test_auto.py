@@ -19,7 +19,8 @@ GREEDY = SamplingParams(temperature=0, max_new_tokens=96)
 def test_a_drafter_comes_later(
     servers: Servers, expected: list[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the drafter is made anew, by the process that is forked,
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which must not do so with several threads
     with Client(servers.get(["--drafter", "auto", "--arm", "auto"])) as client:
 
         def lengths() -> set[float | None]:

@@ -20,12 +20,22 @@ def install() -> None:
     mend_torchvision()
 
 
+def stay_single_threaded() -> None:
+    """Keeps torch from threads in a process that will be forked: a fork has none of them, and would wait for them for
+    ever. torch is imported before the environment says how many it may have, so that this must be said to it."""
+    torch.set_num_threads(1)
+
+
 def start_method() -> str:
-    """How a server's processes are started: on a CPU as forks of the launcher, which has imported all that they need.
+    """How a server's processes are started, which is what comes next: on a CPU as forks of the launcher, which has
+    imported all that they need. They have the threads that `OMP_NUM_THREADS` gives them.
 
     Where there is a GPU they are spawned, as upstream does: what has asked for CUDA must not be forked.
     """
-    return "fork" if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" else "spawn"
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        return "spawn"
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return "fork"
 
 
 def create_attention_backend(model_runner: Any) -> Any:
