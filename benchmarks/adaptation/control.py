@@ -49,7 +49,7 @@ def control(out: Path, steps: int, seed: int, rollouts: int, max_new_tokens: int
     drawn = iter(lambda: trainer.random.choice(learnt_from), None)
     for _ in range(steps):
         trainer.step(pack(within(drawn, config.entries), config.entries, device))
-    drafter.export(out, {"target": str(default_paths()[0]), "steps": str(steps)})
+    replace(drafter, network=trainer.average).export(out, {"target": str(default_paths()[0]), "steps": str(steps)})
 
 
 def converged(more: int, rollouts: int, judged: int) -> Figures:

@@ -17,7 +17,7 @@ from tlt_server.demo.lossless import Tokens
 from tlt_server.launch import has_gpu
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.features import Feature
-from tlt_server.trainer.gate import accept_length
+from tlt_server.trainer.judge import candidate
 from tlt_server.trainer.packing import pack
 from tlt_server.trainer.start import learning
 
@@ -61,10 +61,10 @@ def learn(config: TrainConfig, sampled: Sequence[Sampled], entries: float, out: 
         learnt += sum(run.entries for run in runs)
         if step % config.gate.every and step < steps:
             continue
-        expected = accept_length(trainer.network, trainer.frozen, held_out, config.gate.depth)
+        expected, network = candidate(trainer, held_out, config.gate)
         if expected > best.expected:
             best = Best(out, expected, step, learnt, steps)
-            kept = {name: each.clone() for name, each in trainer.network.state_dict().items()}
+            kept = {name: each.clone() for name, each in network.state_dict().items()}
     trainer.network.load_state_dict(kept)
     parts.drafter.export(out, {"steps": str(best.steps)})
     return best

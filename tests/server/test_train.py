@@ -53,11 +53,10 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
                 until(lambda: _worker(trainer)["state"] == "training", "it does not hear that the load is gone")
             until(lambda: trainer.status()["state"] == "waiting for features", "it trains for ever")
             outlet.close()
-            published = trainer.status()["published"]
             os.killpg(server.pid, signal.SIGKILL)
         again = running_module(["tlt_server", "serve"], flags, log, start_timeout=180)
         with again as server, Client(server.url) as client:
-            until(lambda: client.drafter().live.version == published, "it is not sent again")
+            until(lambda: client.drafter().live.version == trainer.status()["published"], "it is not sent again")
             (rollout,) = client.generate_batch(PROMPTS[:1], SamplingParams(temperature=0, max_new_tokens=32))
             assert rollout.accept_length is not None
         trainer.end(process)

@@ -1,4 +1,4 @@
-"""Drafters that learn from nothing: features in pieces, a buffer, packs, steps, the gate, an export."""
+"""Drafters that learn from nothing: features in pieces, a buffer, packs, steps, their average, the gate, an export."""
 
 from pathlib import Path
 
@@ -7,9 +7,11 @@ import torch
 
 from tests.trainer.models import config, embedded, from_nothing, frozen, rollouts, run_of, texts
 from tlt_server.trainer.buffer import Buffer
+from tlt_server.trainer.config import Gate
 from tlt_server.trainer.features import Feature
 from tlt_server.trainer.folder import Drafter, load_drafter
 from tlt_server.trainer.gate import accept_length
+from tlt_server.trainer.judge import candidate
 from tlt_server.trainer.loop import Settings, Trainer
 from tlt_server.trainer.losses import Objective
 from tlt_server.trainer.packing import Run, join, pack
@@ -70,3 +72,25 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert metrics.skipped
     for name, weight in embedded("eagle").named_parameters():
         assert torch.equal(weight, trainer.network.get_parameter(name))
+
+
+def test_weights_are_averaged_over_steps() -> None:
+    trainer = Trainer(embedded("eagle"), frozen(), Objective(steps=1), Settings(rate=1e-2, warmup=1, average=0.75))
+    expected: dict[str, torch.Tensor] = {}
+    for _ in range(5):
+        trainer.step([join([run_of(torch.randint(2, 290, (12,)), 0, "eagle")])])
+        for name, weight in trainer.network.named_parameters():
+            expected[name] = 0.75 * expected.get(name, weight.detach()) + 0.25 * weight.detach()
+    for name, mean in expected.items():
+        torch.testing.assert_close(trainer.average.get_parameter(name), mean)
+    assert not torch.equal(trainer.average.get_parameter("fc.weight"), trainer.network.get_parameter("fc.weight"))
+
+
+@pytest.mark.parametrize("spoilt", ["average", "network"])
+def test_the_better_of_last_weights_and_average_is_the_candidate(spoilt: str) -> None:
+    trainer, judged = Trainer(embedded("eagle"), frozen(), Objective(steps=1)), pack(rollouts("eagle"), 1024, CPU)
+    with torch.no_grad():
+        getattr(trainer, spoilt).fc.weight.mul_(-1)
+    expected, network = candidate(trainer, judged, Gate())
+    assert network is (trainer.network if spoilt == "average" else trainer.average)
+    assert expected == pytest.approx(accept_length(embedded("eagle"), frozen(), judged, 3))

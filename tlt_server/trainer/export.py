@@ -13,7 +13,7 @@ from pathlib import Path
 from tlt_server.errors import ConfigError
 from tlt_server.trainer import checkpoint
 from tlt_server.trainer.folder import Drafter, load_drafter
-from tlt_server.trainer.loop import WEIGHTS
+from tlt_server.trainer.loop import AVERAGE
 from tlt_server.trainer.network import network
 from tlt_server.trainer.published import Published
 
@@ -21,7 +21,8 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
-    """Writes the drafter that a trainer published last, or the one of its last checkpoint, which no gate has seen.
+    """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, which no gate has
+    seen.
 
     Args:
         folder: the trainer's, which may be running.
@@ -52,6 +53,6 @@ def _checkpointed(folder: Path) -> tuple[Drafter, dict[str, str]]:
     if (saved := checkpoint.newest(folder)) is None:
         raise ConfigError(f"{folder}: no checkpoint was saved here yet")
     trained, config = network(saved.facts["config"]), saved.facts["config"]
-    tensors = {name.removeprefix(WEIGHTS): each for name, each in saved.tensors.items() if name.startswith(WEIGHTS)}
+    tensors = {name.removeprefix(AVERAGE): each for name, each in saved.tensors.items() if name.startswith(AVERAGE)}
     trained.load_state_dict(tensors)
     return Drafter(trained, config), dict(saved.facts["provenance"])

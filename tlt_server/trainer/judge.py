@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,25 @@ log = logging.getLogger(__name__)
 
 
 class Verdict(NamedTuple):
-    """Expected accept lengths of the drafter in training and of the one in force."""
+    """Expected accept lengths of the drafter in training, and of the one in force.
+
+    network: of the candidate, which goes on learning.
+    """
 
     candidate: float
     live: float
+    network: Network
+
+
+def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[float, Network]:
+    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that.
+
+    Raises:
+        ValueError: no run is long enough to judge by.
+    """
+    both = (trainer.average, trainer.network)
+    judged = [accept_length(each, trainer.frozen, packs, gate.depth, gate.temperature) for each in both]
+    return max(zip(judged, both, strict=True), key=itemgetter(0))
 
 
 class Judge:
@@ -51,14 +67,14 @@ class Judge:
         """
         packs = pack(self._within(held_out), self._entries, self._device)
         try:
-            candidate, live = (
-                accept_length(each, trainer.frozen, packs, self._gate.depth, self._gate.temperature)
-                for each in (trainer.network, self._network(in_force))
+            live = accept_length(
+                self._network(in_force), trainer.frozen, packs, self._gate.depth, self._gate.temperature
             )
+            expected, network = candidate(trainer, packs, self._gate)
         except ValueError as error:
             log.debug("the drafter cannot be judged yet: %s", error)
             return None
-        self.last = Verdict(candidate, live)
+        self.last = Verdict(expected, live, network)
         return self.last
 
     def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:

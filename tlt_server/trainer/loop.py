@@ -9,6 +9,7 @@ import msgspec
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.chains import Frozen, autocast
@@ -21,6 +22,9 @@ from tlt_server.trainer.team import Team
 WEIGHTS = "weights."
 """Before the name of each of a drafter's tensors, in what `Trainer.state` returns."""
 
+AVERAGE = "average."
+"""Before the name of each of them averaged."""
+
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What torch's AdamW keeps of each weight; the last on the CPU."""
 
@@ -29,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of AdamW (arXiv 1711.05101), for a drafter that never stops learning: the rate rises and then stays.
 
     rate: of learning. warmup: steps until it is reached. decay: of matrices alone. clip: of the gradient's norm.
+    average: share of the weights' average that a step leaves; 0.95 averages over the last 20 steps or so.
     """
 
     rate: Annotated[float, Meta(gt=0)] = 1e-3
@@ -36,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decay: Annotated[float, Meta(ge=0)] = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
     clip: Annotated[float, Meta(gt=0)] = 1.0
+    average: Annotated[float, Meta(ge=0, lt=1)] = 0.95
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Trainer:
         self.settings, self.team = settings or Settings(), Team()
         self.random, self.steps, self.tokens = Random(seed), 0, 0
         self._named = dict(network.named_parameters())
+        self._average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(self.settings.average))
         matrices = [weight for weight in self._named.values() if weight.dim() > 1]
         others = [weight for weight in self._named.values() if weight.dim() == 1]
         groups = [{"params": matrices, "weight_decay": self.settings.decay}, {"params": others, "weight_decay": 0.0}]
@@ -100,11 +107,19 @@ class Trainer:
         """Where all of it is."""
         return next(iter(self._named.values())).device
 
+    @property
+    def average(self) -> Network:
+        """Moving average of the weights (Polyak and Juditsky, 1992). At a rate that never falls each step overshoots;
+        the average does not, and is ahead of the last weights but where the target has just moved."""
+        module: Network = self._average.module
+        return module
+
     def move(self, device: torch.device) -> None:
         """To another device; nothing of it stays on the one before."""
         if device == self.device:
             return
         move(self.network, device)
+        move(self._average, device)
         for moments in self._optimiser.state.values():
             moments |= {name: moved(moments[name], device) for name in MOMENTS[:2] if name in moments}
         embedding, head = (moved(each, device) for each in (self.frozen.embedding, self.frozen.head))
@@ -124,6 +139,7 @@ class Trainer:
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
             self._optimiser.step()
+            self._average.update_parameters(self.network)
         self.steps, self.tokens = self.steps + 1, self.tokens + chains
         return Metrics(self.steps, total.item(), norm, chains, skipped=not finite)
 
@@ -142,6 +158,7 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that a resumed trainer needs: tensors, not copied, and facts that JSON can hold."""
         tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
         for name, weight in self._named.items():
             tensors |= {f"{moment}.{name}": value for moment, value in self._optimiser.state[weight].items()}
         tensors["random"] = torch.get_rng_state()
@@ -154,15 +171,20 @@ class Trainer:
             ConfigError: it is of another drafter.
         """
         for name, weight in self._named.items():
-            if (saved := tensors.get(f"{WEIGHTS}{name}")) is None or saved.shape != weight.shape:
-                raise ConfigError(f"checkpoint: its {name} is not this drafter's. Name another folder for checkpoints")
+            for kind in (WEIGHTS, AVERAGE):
+                if (saved := tensors.get(f"{kind}{name}")) is None or saved.shape != weight.shape:
+                    raise ConfigError(
+                        f"checkpoint: its {kind}{name} is not this drafter's. Name another folder for checkpoints"
+                    )
         for name, weight in self._named.items():
             weight.data.copy_(tensors[f"{WEIGHTS}{name}"])
+            self.average.get_parameter(name).data.copy_(tensors[f"{AVERAGE}{name}"])
             moments = {m: tensors[f"{m}.{name}"] for m in MOMENTS if f"{m}.{name}" in tensors}
             self._optimiser.state[weight] = {
                 moment: value.to("cpu" if moment == "step" else weight.device, copy=True)
                 for moment, value in moments.items()
             }
+        self._average.n_averaged.fill_(1)  # at 0 the next step would begin another average
         torch.set_rng_state(tensors["random"].cpu())
         version, state, gauss = facts["random"]
         self.random.setstate((version, tuple(state), gauss))

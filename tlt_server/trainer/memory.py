@@ -6,8 +6,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.trainer.chains import Frozen
 from tlt_server.trainer.network import Network
 
-LEARNT, JUDGED = 16, 8
-"""Bytes of a weight: it, its gradient and two moments; those of the two drafters that are compared with it."""
+LEARNT, JUDGED = 20, 8
+"""Bytes of a weight: it, its average, its gradient and two moments; those of two drafters that it is compared with."""
 
 
 def needed(network: Network, frozen: Frozen) -> int:

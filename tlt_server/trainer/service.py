@@ -7,7 +7,7 @@ queue until the step under way is over. Under torchrun this is rank 0; the other
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -23,6 +23,7 @@ from tlt_server.trainer.folder import Drafter, load_frozen
 from tlt_server.trainer.inbox import Inbox
 from tlt_server.trainer.judge import Judge
 from tlt_server.trainer.loop import Metrics, Trainer
+from tlt_server.trainer.network import Network
 from tlt_server.trainer.packing import pack
 from tlt_server.trainer.parking import release
 from tlt_server.trainer.published import Edition, Published
@@ -224,12 +225,12 @@ class Service:
         steps = parts.trainer.steps - (self._edition.steps if self._edition else 0)
         moved = parts.trainer.frozen.version > self._published_for
         if reason := self._config.policy.reason(verdict.candidate, verdict.live, target_moved=moved, steps=steps):
-            self._publish(reason)
+            self._publish(verdict.network, reason)
 
-    def _publish(self, reason: str) -> None:
+    def _publish(self, network: Network, reason: str) -> None:
         parts = self._parts
         version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
-        self._edition = parts.published.add(parts.drafter, version, self._provenance())
+        self._edition = parts.published.add(replace(parts.drafter, network=network), version, self._provenance())
         self._published_for = parts.trainer.frozen.version
         self._send(self._edition)
         log.info("drafter %d is published: %s", version, reason)
