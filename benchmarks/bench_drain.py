@@ -39,6 +39,7 @@ from tlt_server.results import Figures, Result
 
 REQUESTS = (128, 512)
 CPU_REQUESTS = (16,)
+SMOKE_REQUESTS = (4,)
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CPU_SIZES = (1, 2, 4, 8, 16, 32)
 SWEEPS = 2
@@ -205,7 +206,8 @@ def summary(figures: Figures) -> Figures:
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
     """All figures of the batches asked for."""
     sizes = SIZES if has_gpu() else CPU_SIZES
-    counts = arguments.requests or (REQUESTS if has_gpu() else CPU_REQUESTS)
+    every = SMOKE_REQUESTS if arguments.smoke else REQUESTS if has_gpu() else CPU_REQUESTS
+    counts = arguments.requests or every
     config, step_log = logs / "arms.toml", logs / "steps.jsonl"
     config.write_text(f'step_log = "{step_log}"\n')
     known = sides(sizes, bool(arguments.upstream), arguments.smoke)

@@ -14,12 +14,13 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.markdown import Markdown
 
+from benchmarks import tables
 from benchmarks.command import out, run
 from benchmarks.online import shown
 from benchmarks.online.figures import Run, figures
@@ -34,14 +35,19 @@ from tlt_server.results import Result
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A seed's run, and what it was a run of."""
+    """A seed's run, and what it was a run of. made: where and how, a result without figures: who reports may be another
+    machine."""
 
     plan: Plan
     run: Run
+    made: Result
 
 
-def runs(folder: Path, plan: Plan, seeds: Sequence[int]) -> dict[int, Run]:
+def runs(folder: Path, plan: Plan, seeds: Sequence[int], argv: list[str]) -> dict[int, Kept]:
     """Of these seeds, by seed; what is not there yet is run.
+
+    Args:
+        argv: the command that runs them.
 
     Raises:
         ConfigError: `folder` holds a run of another plan.
@@ -51,16 +57,29 @@ def runs(folder: Path, plan: Plan, seeds: Sequence[int]) -> dict[int, Run]:
     for seed in seeds:
         file = folder / f"seed-{seed}.json"
         if not file.exists():
+            origin = results.measured_here("online", argv, {})
             with tempfile.TemporaryDirectory(prefix="tlt-") as scratch:  # the path of a socket may not be long
-                made = Kept(plan, one(plan, seed, Path(scratch)))
+                made = Kept(plan, one(plan, seed, Path(scratch)), origin)
             partial = file.with_suffix(".partial")
             partial.write_bytes(msgspec.json.encode(made))
             partial.replace(file)
         kept = msgspec.json.decode(file.read_bytes(), type=Kept)
         if kept.plan != plan:
             raise ConfigError(f"{file}: a run of another plan. Name another folder by --out")
-        found[seed] = kept.run
+        found[seed] = kept
     return found
+
+
+def report(found: Mapping[int, Kept]) -> Result:
+    """The figures of these runs, by seed; by the command and at the date of the newest.
+
+    Raises:
+        ConfigError: they were made on several machines, or by several revisions.
+    """
+    made = [kept.made for kept in found.values()]
+    tables.require_one_origin(made)
+    of = {seed: kept.run for seed, kept in found.items()}
+    return msgspec.structs.replace(max(made, key=lambda each: each.date), figures=figures(of))
 
 
 def one(plan: Plan, seed: int, folder: Path) -> Run:
@@ -121,9 +140,7 @@ def main(argv: Sequence[str]) -> None:
 
     def measure() -> Result:
         plan, seeds = (SMOKE, [0]) if arguments.smoke else (GPU if has_gpu() else CPU, arguments.seeds)
-        result = results.measured_here(
-            "online", [*parser.prog.split(), *argv], figures(runs(arguments.out, plan, seeds))
-        )
+        result = report(runs(arguments.out, plan, seeds, [*parser.prog.split(), *argv]))
         out.print(Markdown(shown.online(result)))
         return result
 

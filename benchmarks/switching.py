@@ -5,6 +5,8 @@
 One server with four arms. Greedy problems are answered with speculation off, then with an arm drawn for each step, then
 by the bandit; where two answers part, the target in float32 says whether it was a tie. Then each arm is pinned, and
 off, at several batch sizes. The server's log says what each arm's graphs take, and which steps ran without them.
+With --ranks 2 it is one server on two GPUs, and --steps 10000 goes on drawing arms for so many steps: were the ranks a
+step apart, they would wait for each other for ever.
 """
 
 import argparse
@@ -19,10 +21,10 @@ import httpx
 import torch
 from rich.console import Console
 
-from benchmarks.command import Models, main
+from benchmarks.command import Models, main, parser, positive
 from benchmarks.divergences import divergence_figures, divergences
 from benchmarks.servers import GPU_FLAGS, Request, Server, tokens_of
-from benchmarks.sides import name_of
+from benchmarks.sides import name_of, on_ranks
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
@@ -136,6 +138,22 @@ def costs(server: Server, prompts: Sequence[Tokens], smoke: bool) -> Figures:
     return figures
 
 
+def endure(server: Server, prompts: Sequence[Tokens], steps: int) -> Figures:
+    """Batches drain with an arm drawn for each step, until so many steps have counted.
+
+    Raises:
+        RuntimeError: a request failed.
+    """
+    lottery(server)
+    params = [{"temperature": 1, "max_new_tokens": 16 + 8 * i, "ignore_eos": True} for i in range(len(prompts))]
+    while (done := sum(pulls(server).values())) < steps:
+        server.ask(list(zip(prompts, params, strict=True)), at_once=len(prompts))
+        if server.failed:
+            raise RuntimeError(f"{server.failed} of {server.requests} requests failed after {done} steps")
+        _out.print(f"{sum(pulls(server).values())} of {steps} steps")
+    return {"drawn_steps": done}
+
+
 def said(log: Path) -> Figures:
     """What the log tells: memory of graphs, decode lines without a graph, tracebacks."""
     text = log.read_text(errors="replace")
@@ -155,6 +173,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     prompts = models.prompts(16 if arguments.smoke else 128)
     log, figures = logs / "switching.log", Figures()
     flags = ["--model-path", str(models.target), "--drafter", str(models.drafter), "--decode-log-interval", "10"]
+    flags += on_ranks(arguments.ranks)
     for arm in ARMS:
         flags += ["--arm", f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}"]
     began = time.monotonic()
@@ -164,6 +183,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
             figures["server_start_s"] = server.start_seconds
             figures |= compare(server, models, prompts[: 16 if arguments.smoke else 64], 48 if arguments.smoke else 256)
             figures |= costs(server, prompts, arguments.smoke)
+            figures |= endure(server, prompts[:64], arguments.steps) if arguments.steps else {}
             figures |= {"requests": server.requests, "failed_requests": server.failed}
     except (httpx.HTTPError, RuntimeError) as error:
         _out.print(f"the server failed: {error}")
@@ -180,4 +200,7 @@ def table(result: Result) -> str:
 
 
 if __name__ == "__main__":
-    main("switching", __doc__, sys.argv[1:], measured, table)
+    command = parser("switching", __doc__, compares=False)
+    command.add_argument("--ranks", type=positive, default=1, metavar="N", help="GPUs of the server (default: 1)")
+    command.add_argument("--steps", type=positive, metavar="N", help="draws arms for so many steps more")
+    main("switching", None, sys.argv[1:], measured, table, command)

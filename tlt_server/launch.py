@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # What SGLang's own defaults get wrong on a machine without a GPU. float32: a CPU gains no speed from bfloat16, and
 # greedy output is then reproducible token for token. The pool of 32768 tokens bounds memory, of which SGLang would
-# otherwise take a share of all there is.
+# otherwise take a share of all there is. sleep-on-idle: a server with nothing to do would poll on a core all the time.
 CPU_FLAGS = {
     "--device": "cpu",
     "--attention-backend": "torch_native",
@@ -30,6 +30,7 @@ CPU_FLAGS = {
     "--max-total-tokens": "32768",
     "--max-running-requests": "32",
     "--skip-server-warmup": None,
+    "--sleep-on-idle": None,
 }
 # One thread a scheduler: with torch's default, busy-polling processes fight over the cores and run ten times slower.
 # Without TORCHDYNAMO_DISABLE the first request waits for a C++ compiler. NATIVE_MOVE: by tensors, not by addresses.

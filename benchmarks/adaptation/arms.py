@@ -25,7 +25,6 @@ GPU_FLAGS = [
     *("--max-total-tokens", "131072", "--max-running-requests", "128", "--disable-prefill-cuda-graph"),
     *("--cuda-graph-bs-decode", *map(str, (1, 2, 4, 8, 16, 32, 64, 128))),
 ]
-CPU_FLAGS = ["--sleep-on-idle"]
 
 
 def settings(seed: int) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def serving(arm: str, seed: int, drafter: Path, folder: Path) -> Iterator[str]:
     Raises:
         ServerFailed: one of the processes ended early.
     """
-    flags = ["--random-seed", str(seed), *(GPU_FLAGS if has_gpu() else CPU_FLAGS)]
+    flags = ["--random-seed", str(seed), *(GPU_FLAGS if has_gpu() else [])]
     # a frozen drafter falls below the watchdog's floor, and is to be measured there
     speculating = ["--drafter", str(drafter), "--arm", "3,1,4", "--watchdog", "observe"]
     flags += ["--no-speculation"] if arm == "off" else speculating

@@ -11,7 +11,7 @@ from tlt_client import Client, DrafterUpdate, Rollout
 from tlt_grpo.rollouts import sampling
 from tokenizers import Tokenizer
 
-from benchmarks.adaptation.arms import CPU_FLAGS, GPU_FLAGS
+from benchmarks.adaptation.arms import GPU_FLAGS
 from benchmarks.command import SEED
 from benchmarks.online.plan import SETTINGS, Plan, settings
 from benchmarks.trainers import training
@@ -103,7 +103,7 @@ def serving(seed: int, control: str, folder: Path) -> Iterator[Live]:
     Raises:
         ServerFailed: it ended early.
     """
-    flags = ["--random-seed", str(seed), *(GPU_FLAGS if has_gpu() else CPU_FLAGS)]
+    flags = ["--random-seed", str(seed), *(GPU_FLAGS if has_gpu() else [])]
     flags += ["--drafter", "auto", "--arm", "3,1,4", "--watchdog", "observe", "--trainer", control]
     with running_server(flags, folder / "server.log", start_timeout=400) as url, Client(url) as client:
         yield Live(client, control, folder)

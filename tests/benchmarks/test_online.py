@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tlt_client import FinishReason, Rollout
 
-from benchmarks.bench_online import Kept, runs
+from benchmarks.bench_online import Kept, report, runs
 from benchmarks.learner import states
 from benchmarks.online import shown
 from benchmarks.online.figures import Run, figures
@@ -92,11 +92,25 @@ def run_of(online: float, offline: float = 3.0) -> Run:
     return Run(judged, [1.0, 2.0, online], dict.fromkeys(names, 7.0) | {"rounds": 3})
 
 
+def kept_on(machine: str, online: float) -> Kept:
+    made = msgspec.structs.replace(results.measured_here("online", [], {}), machine=machine)
+    return Kept(CPU, run_of(online), made)
+
+
 def test_a_seed_that_is_over_is_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "seed-4.json").write_bytes(msgspec.json.encode(Kept(CPU, run_of(2.5))))
-    assert runs(tmp_path, CPU, [4]) == {4: run_of(2.5)}
+    kept = kept_on("here", 2.5)
+    (tmp_path / "seed-4.json").write_bytes(msgspec.json.encode(kept))
+    assert runs(tmp_path, CPU, [4], []) == {4: kept}
     with pytest.raises(ConfigError, match="another plan"):
-        runs(tmp_path, SMOKE, [4])
+        runs(tmp_path, SMOKE, [4], [])
+
+
+def test_a_report_is_of_the_machine_that_ran() -> None:
+    made = report({0: kept_on("there", 2.7), 1: kept_on("there", 2.4)})
+    assert made.machine == "there"
+    assert made.figures["accept_length_online"] == pytest.approx(2.55)
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        report({0: kept_on("there", 2.7), 1: kept_on("here", 2.4)})
 
 
 def test_figures_are_of_all_seeds_and_defined() -> None:

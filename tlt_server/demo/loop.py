@@ -68,7 +68,7 @@ def _loop(folder: Path) -> Iterator[Loop]:
     control, port, log = f"ipc://{folder}/control", free_port(), folder / "train.log"
     settings = ["--tlt-config", str(DRAFTER_TRAINER), "--folder", str(folder / "drafters")]
     train = ["tlt_server", "train", *settings, "--listen", control, "--port", str(port)]
-    serve = ["--drafter", "auto", "--trainer", control, "--sleep-on-idle", "--random-seed", str(SEED)]
+    serve = ["--drafter", "auto", "--trainer", control, "--random-seed", str(SEED)]
     with running(train, log, environment=ONE_THREAD) as trainer, running_server(serve, folder / "server.log") as url:
         trainer_url = f"http://127.0.0.1:{port}/tlt/v1/train/status"
         await_answer(trainer, trainer_url, log, 60)
