@@ -47,6 +47,7 @@ def learn(config: TrainConfig, sampled: Sequence[Sampled], entries: float, out: 
         out: folder to make for the drafter.
     """
     device = torch.device("cuda" if has_gpu() else "cpu")
+    torch.set_num_threads(config.threads or torch.get_num_threads())  # as the trainer does
     parts = learning(config, device)
     trainer, buffer = parts.trainer, parts.buffer
     for feature in features(sampled, device):

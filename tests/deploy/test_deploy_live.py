@@ -51,10 +51,13 @@ def until_answered(prometheus: httpx.Client, process: subprocess.Popen[str], que
         assert process.poll() is None, f"prometheus ended with {process.returncode}"
         time.sleep(0.1)
         try:
-            if prometheus.get("/api/v1/query", params={"query": query}).json()["data"]["result"]:
-                return
-        except httpx.ConnectError:  # it does not listen yet
+            answer = prometheus.get("/api/v1/query", params={"query": query})
+        except httpx.TransportError:  # it does not listen yet, or is slow
             continue
+        if answer.status_code == 503:  # it listens, and is not ready yet
+            continue
+        if answer.raise_for_status().json()["data"]["result"]:
+            return
     pytest.fail(f"no answer to {query} for 30 seconds")
 
 
