@@ -39,7 +39,7 @@ IN_THE_MIDDLE = 600_000
 BEYOND = 10
 """Versions that the trainer will not publish meanwhile."""
 GONE_S = 7.0
-"""After which both ends have given the connection up, if the line is silent."""
+"""After which the server has lost its trainer, if the line is silent."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ KILLS = 5
 """`python -m tests.server.faults` kills as many as one likes, beside a real server."""
 
 CUT_S = 7.0
-"""After which both ends have given the connection up: see `SILENCE` of the receiver, and the sockets' heartbeats."""
+"""After which the server has lost its trainer: see `SILENCE` of the receiver."""
 
 
 def test_killed_at_any_moment_it_goes_on_and_versions_grow(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from tests.wire.ends import CHUNK, HELLO, MODEL, drafter
 from tlt_server.wire.messages import (
+    READS_TO_SERVER,
     READS_TO_TRAINER,
     Buffer,
     DrafterChunk,
     DrafterReceived,
     DrafterRefused,
+    Load,
     Message,
 )
 from tlt_server.wire.receiver import receive
@@ -50,3 +52,21 @@ def receiver_process(address: str, server: Connection, folder: Path, largest_fil
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     receive(address, server, HELLO, folder)
+
+
+def link_that_reads_late(address: str, seconds: float) -> None:
+    """The trainer's end of a link, which is read only after so long; ends once all is read."""
+    link = Link(address, READS_TO_TRAINER)
+    time.sleep(seconds)
+    while link.receive() is not None:
+        pass
+    link.close()
+
+
+def link_that_says_much_and_goes(address: str, seconds: float) -> None:
+    """A server's end of a link; all the time there is more to send than is read."""
+    link, until = Link(address, READS_TO_SERVER, "a server"), time.monotonic() + seconds
+    while time.monotonic() < until:
+        link.send(Load(running=1, waiting=0, lent=False))
+        time.sleep(0.001)
+    link.close()

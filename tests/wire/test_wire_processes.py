@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.wire.children import receiver_process, trainer_process
+from tests.wire.children import (
+    link_that_reads_late,
+    link_that_says_much_and_goes,
+    receiver_process,
+    trainer_process,
+)
 from tests.wire.ends import CHUNK, drafter, holds
 from tlt_server.process import free_port
 from tlt_server.wire.messages import (
@@ -251,3 +256,16 @@ def test_a_trainer_may_come_long_after_the_server(processes: Processes) -> None:
     processes.trainer()
     assert processes.hear(TrainerLink) == TrainerLink(connected=True, rejected=0)
     processes.hear(DrafterReady)
+
+
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+def test_a_peer_that_goes_while_a_queue_is_full_does_no_harm(scheme: str, tmp_path: Path) -> None:
+    """libzmq aborted the process that was to read it, when the next heartbeat was due."""
+    address = f"ipc://{tmp_path}/control" if scheme == "ipc" else f"tcp://127.0.0.1:{free_port()}"
+    reader = SPAWN.Process(target=link_that_reads_late, args=(address, 8.0))
+    writer = SPAWN.Process(target=link_that_says_much_and_goes, args=(address, 1.5))
+    reader.start()
+    writer.start()
+    writer.join()
+    reader.join()
+    assert (writer.exitcode, reader.exitcode) == (0, 0)
