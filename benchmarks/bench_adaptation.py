@@ -10,7 +10,6 @@ A run that is over is kept in FOLDER, and is not run again: one command may do a
 are of all that FOLDER holds.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -28,7 +27,7 @@ from benchmarks.adaptation.control import ROLLOUTS, STEPS, control, converged
 from benchmarks.adaptation.figures import ARMS, Run, Runs, figures
 from benchmarks.adaptation.rl import Plan
 from benchmarks.adaptation.rl import run as reinforce
-from benchmarks.command import out, positive, run
+from benchmarks.command import out, parser_of_seeds, positive, run
 from tlt_server import results
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
@@ -147,19 +146,13 @@ def measured(place: Place, wanted: Iterable[str], seeds: Sequence[int]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bench_adaptation", description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of_seeds("bench_adaptation", __doc__)
     parser.add_argument("--out", type=Path, metavar="FOLDER", required=True, help="keeps the runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="default: all")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--steps", type=positive, default=Plan().steps, help="of RL (default: %(default)s)")
     parser.add_argument("--switch", type=positive, default=Plan().switch, help="of them, before the task changes")
     parser.add_argument("--converge", action="store_true", help="also asks whether the frozen drafter is converged")
     parser.add_argument("--report", action="store_true", help="no runs")
-    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
     arguments = parser.parse_args(argv)
 
     def measure() -> Result:

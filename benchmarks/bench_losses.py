@@ -6,7 +6,6 @@ EAGLE, HASS and EAGLE-3, each with both token losses, from random weights on rol
 the trainer's gate, on rollouts of problems that no training sees.
 """
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from rich.markdown import Markdown
 from tokenizers import Tokenizer
 
-from benchmarks.command import SEED, out, run
+from benchmarks.command import SEED, out, parser_of_seeds, run
 from benchmarks.rollouts import runs as with_states
 from benchmarks.tables import origin, table
 from tlt_server import results
@@ -140,12 +139,7 @@ def shown(result: Result) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bench_losses", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
+    parser = parser_of_seeds("bench_losses", __doc__)
     arguments = parser.parse_args(argv)
 
     def measure() -> Result:

@@ -10,7 +10,6 @@ server judges both on the same held-out problems.
 A seed that is over is kept in FOLDER, and is not run again: several commands may run a seed each, and another report.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ import msgspec
 from rich.markdown import Markdown
 
 from benchmarks import tables
-from benchmarks.command import out, run
+from benchmarks.command import out, parser_of_seeds, run
 from benchmarks.online import shown
 from benchmarks.online.figures import Run, figures
 from benchmarks.online.live import Counts, Live, Sampled, accept_length, serving
@@ -129,13 +128,8 @@ def online(live: Live, plan: Plan, seed: int) -> tuple[list[Sampled], list[float
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bench_online", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of_seeds("bench_online", __doc__)
     parser.add_argument("--out", type=Path, metavar="FOLDER", required=True, help="keeps the runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
     arguments = parser.parse_args(argv)
 
     def measure() -> Result:

@@ -101,6 +101,17 @@ def parser(name: str, description: str | None, *, compares: bool = True) -> argp
     return parser
 
 
+def parser_of_seeds(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The flags of a benchmark that is run once for each seed."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
+    return parser
+
+
 @contextmanager
 def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
     """The models to measure, made if they are not there, and a folder for logs.

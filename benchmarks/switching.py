@@ -150,7 +150,7 @@ def endure(server: Server, prompts: Sequence[Tokens], steps: int) -> Figures:
         server.ask(list(zip(prompts, params, strict=True)), at_once=len(prompts))
         if server.failed:
             raise RuntimeError(f"{server.failed} of {server.requests} requests failed after {done} steps")
-        _out.print(f"{sum(pulls(server).values())} of {steps} steps")
+        _out.print(f"{done} of {steps} steps before this batch")
     return {"drawn_steps": done}
 
 

@@ -17,8 +17,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOGETHER = {"server", "fork"}
-"""Folders of which one worker has all tests: a server polls a core, and two would starve each other; the fork is built
-once."""
+"""Folders of which one worker has all tests: a server at work takes a core, and two would starve each other; the fork
+is built once."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not

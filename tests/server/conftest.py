@@ -1,4 +1,4 @@
-"""Real servers, one at a time: a scheduler busy-polls a core. Tests of one configuration share one server.
+"""Real servers, one at a time: one at work takes a core. Tests of one configuration share one server.
 
 A test names it by its marker, `pytest.mark.server("eagle-chain")`, or by a parameter `config` of its own; the fixtures
 `url` and `client` lead there. Tests of one server run one after another, whatever files they are in: a start takes

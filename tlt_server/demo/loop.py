@@ -29,7 +29,7 @@ from tlt_server.results import Figures
 SEED = 2026
 LEAST_TARGETS, LEAST_DRAFTERS = 5, 3
 LOOK_EVERY_S = 1.0
-# The server polls on one core; what learns has the other.
+# The server has one core; what learns has the other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 DRAFTER_TRAINER = Path(__file__).with_name("drafter_trainer.toml")

@@ -109,8 +109,8 @@ class Trainer:
 
     @property
     def average(self) -> Network:
-        """Moving average of the weights (Polyak and Juditsky, 1992). At a rate that never falls each step overshoots;
-        the average does not, and is ahead of the last weights but where the target has just moved."""
+        """Moving average of the weights (Polyak and Juditsky, 1992). At a rate that never falls each step overshoots,
+        the average less so; where the target has just moved it lags. Which drafts better is the gate's to find."""
         module: Network = self._average.module
         return module
 
