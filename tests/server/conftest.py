@@ -131,6 +131,12 @@ def reference() -> Reference:
     return Reference(default_paths()[0])
 
 
+@pytest.fixture(scope="session")
+def in_double() -> Reference:
+    """The target without float32's rounding."""
+    return Reference(default_paths()[0], dtype=torch.float64)
+
+
 def greedy(reference: Reference, prompt: str, count: int) -> Tokens:
     """transformers' greedy continuation, up to and including the end-of-sequence token."""
     tokens, end = reference.tokens(prompt), reference.model.generation_config.eos_token_id
