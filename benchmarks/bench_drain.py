@@ -244,6 +244,7 @@ def table(result: Result) -> str:
     against = [
         [f"bandit / {other}", *tables.cells(figures, f"drain_ratio_to_{other}", counts, ".3f")]
         for other in ("oracle", "adaptive", "best_arm", ELASTIC, TABLE, "paper")
+        if any(f"drain_ratio_to_{other}_{count}" in figures for count in counts)
     ]
     ratios = tables.table(["ratio of speeds", *(f"{count} requests" for count in counts)], against)
     return "\n\n".join((tables.caption(result), tables.table(header, rows), ratios))

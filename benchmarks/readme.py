@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import bench_drain, bench_losses, bench_strategy, capture, graphs, tables
+from benchmarks import bench_drain, bench_losses, bench_strategy, capture, graphs, switching, tables
 from benchmarks.adaptation import shown as adaptation
 from benchmarks.online import shown as online
 from benchmarks.profiling import breakdown
@@ -40,12 +40,14 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "losses": (bench_losses.shown, ["losses.h200"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
+    "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),
+    "switching": (switching.table, ["switching.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
     "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""
-PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu", "drain")
+PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu", "drain", "drain_cpu")
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Results: one form, written whole or not at all."""
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -9,24 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.readme import RESULTS
+from tests.definitions import undefined
 from tlt_server import results
-
-RESULTS = Path(__file__).parents[1] / "benchmarks/results"
-PLACEHOLDERS = {
-    **dict.fromkeys(("ARM", "DTYPE", "X"), "[a-z0-9]+"),
-    **dict.fromkeys(("D", "N"), r"\d+"),
-    "OLD": "good|random",
-    "WHERE": "running|prefix",
-    "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
-    "SIDE": r"(upstream_)?(plain|plain_random|adaptive|(chain|tree)(_\d+)+(_accept_\d+)?)",
-    "BUDGET": "default|everything",
-    "WAY": "packed|padded|masked|sorted",
-    "PHASE": "decode|verify|sampling|extend|between|draft",
-    "GROUP": "[a-z]+",
-    "WHEN": "before|last",
-    "ESTIMATE": "(accept_length|tokens_per_s|reward|accuracy)_[a-z_]+",
-    "LOAD": r"(context_\d+_)?batch_\d+",
-}
 
 
 @given(
@@ -66,14 +49,3 @@ def test_kept_results_are_of_the_form_and_defined(path: Path) -> None:
     result = results.read(path)
     assert path.name == f"{result.name}.{path.name.split('.')[1]}.json"
     assert not undefined(result.figures)
-
-
-def undefined(figures: Iterable[str]) -> list[str]:
-    """Those that benchmarks/README.md does not define."""
-    definitions = re.findall(r"`([a-zA-Z0-9_]+)`", (RESULTS.parent / "README.md").read_text())
-    patterns = [re.sub("[A-Z]+", _placeholder, each) for each in definitions]
-    return [name for name in figures if not any(re.fullmatch(pattern, name) for pattern in patterns)]
-
-
-def _placeholder(found: re.Match[str]) -> str:
-    return f"({PLACEHOLDERS[found[0]]})" if found[0] in PLACEHOLDERS else found[0]

@@ -13,6 +13,7 @@ from benchmarks.command import Models
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, spans, switching_ms, trace
 from benchmarks.strategies import lottery
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
+from tests.definitions import undefined
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.engine.steplog import SettledStep
@@ -154,6 +155,7 @@ def test_drains_are_compared_round_by_round() -> None:
     shown = bench_drain.table(kept)
     for row in ("| bandit | 0.94 | 1.60 |", "| SGLang, adaptive |", "| chain 3,1,4 |", "| bandit / oracle | 0.889 |"):
         assert row in shown
+    assert not undefined(figures | trace_figures(decode_steps(chain), 2))
 
 
 def test_a_drain_is_drawn() -> None:

@@ -5,6 +5,7 @@ from tlt_client.schemas import Arm, CapturedPass
 
 from benchmarks import graphs
 from benchmarks.graphs import ARMS, NAIVE, ONE, POOL, figures_of, ratios
+from tests.definitions import undefined
 from tlt_server.results import Figures, measured_here
 from tlt_server.strategy.passes import DRAFTING, KEYS, PLAIN, VERIFICATION, alike
 from tlt_server.strategy.settings import to_client
@@ -37,6 +38,7 @@ def test_a_server_takes_what_its_passes_take() -> None:
     assert (figures["graphs_pool"], figures["graphs_one"]) == (8, 6)
     reached = [figures[f"largest_batch_pool_{arm}"] for arm in ("chain_3", "chain_7")]
     assert reached == [4, 2], "an arm goes as far as all its passes do"
+    assert not undefined(figures)
     shown = graphs.table(measured_here("graphs", ["x"], figures))
     assert "| pool | 4 | 8 | 1.90 | 1.27 |" in shown
     assert "| chain 7,1,8 |  | 4 | 2 |" in shown

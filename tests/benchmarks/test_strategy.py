@@ -17,6 +17,7 @@ from benchmarks.sides import Side, Site, check_memory, servers_of
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CHAINS, World
 from benchmarks.strategies import by_batch, fixed, learning, lottery
+from tests.definitions import undefined
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
@@ -72,6 +73,7 @@ def test_the_best_is_what_does_not_learn_and_is_best_by_its_median() -> None:
             "off_ratio_to_plain": 0.99,
         }
     )
+    assert not undefined(figures | summary(figures))
 
 
 def result(figures: Figures, **changes: object) -> Result:

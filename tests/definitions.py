@@ -1,0 +1,37 @@
+"""Which figures benchmarks/README.md defines: those of kept results have to be, and those that commands make."""
+
+import re
+from collections.abc import Iterable
+
+from benchmarks.readme import RESULTS
+
+README = RESULTS.parent / "README.md"
+PLACEHOLDERS = {
+    **dict.fromkeys(("ARM", "DTYPE"), "[a-z0-9]+"),
+    "X": "[a-z0-9_]+",
+    **dict.fromkeys(("D", "N"), r"\d+"),
+    "OLD": "good|random",
+    "WHERE": "running|prefix",
+    "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
+    "SIDE": r"(upstream_)?(plain(_random)?|adaptive|off|paper|bandit|elastic|table|(chain|tree)(_\d+)+(_accept_\d+)?)",
+    "SERVER": "one|naive|pool",
+    "BIN": r"\d\d",
+    "BUDGET": "default|everything",
+    "WAY": "packed|padded|masked|sorted",
+    "PHASE": "decode|verify|sampling|extend|between|draft",
+    "GROUP": "[a-z]+",
+    "WHEN": "before|last",
+    "ESTIMATE": "(accept_length|tokens_per_s|reward|accuracy)_[a-z_]+",
+    "LOAD": r"(context_\d+_)?batch_\d+",
+}
+
+
+def undefined(figures: Iterable[str]) -> list[str]:
+    """Those that benchmarks/README.md does not define."""
+    definitions = re.findall(r"`([a-zA-Z0-9_]+)`", README.read_text())
+    patterns = [re.sub("[A-Z]+", _placeholder, each) for each in definitions]
+    return [name for name in figures if not any(re.fullmatch(pattern, name) for pattern in patterns)]
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    return f"({PLACEHOLDERS[found[0]]})" if found[0] in PLACEHOLDERS else found[0]
