@@ -8,7 +8,7 @@ from tlt_server.config import AUTO, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
 from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse
-from tlt_server.preflight import check_models, check_port, drafter_algorithm
+from tlt_server.preflight import check_models, check_port, check_threads, drafter_algorithm
 
 TARGET, DRAFTER = map(str, default_paths())
 MODEL = ["--model-path", "some/model"]
@@ -122,3 +122,11 @@ def test_a_port_that_is_not_ours() -> None:
     check_port("127.0.0.1", 0)
     with pytest.raises(ConfigError, match="Choose another with --port"):
         check_port("192.0.2.1", 30000)
+
+
+def test_threads_are_one_number() -> None:
+    check_threads("1")
+    check_threads("16")
+    for wrong in ("4,2", "", "0", "-1", "two"):
+        with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS={wrong}: give one number"):
+            check_threads(wrong)

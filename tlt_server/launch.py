@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tlt_server import demo
 from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer, widest
 from tlt_server.errors import ConfigError
-from tlt_server.preflight import check_models, check_port, drafter_algorithm
+from tlt_server.preflight import check_models, check_port, check_threads, drafter_algorithm
 from tlt_server.support import require_supported
 from tlt_server.wire.messages import ModelIdentity
 
@@ -199,6 +199,7 @@ def serve(config: ServerConfig, argv: Sequence[str]) -> None:
     for name, value in (GPU_ENVIRONMENT if gpu else CPU_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
     if not gpu:
+        check_threads(os.environ["OMP_NUM_THREADS"])
         stay_single_threaded()
     composed = compose(config, argv, gpu=gpu)
     config.to_environment()

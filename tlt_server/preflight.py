@@ -116,3 +116,13 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error
+
+
+def check_threads(threads: str) -> None:
+    """That OMP_NUM_THREADS is one number, which a CPU server gives each of its processes.
+
+    Raises:
+        ConfigError: it is not; OpenMP itself takes a list, one number for each level of nesting.
+    """
+    if not threads.isdecimal() or int(threads) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS={threads}: give one number of threads, at least 1, or unset it for 1")
