@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,11 +18,23 @@ from tlt_server.errors import ServerFailed
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of loopback that nobody has.
+
+    It lies below the range from which the kernel gives ports to connections: of that range, another process could be
+    given it in the seconds that a server takes until it binds.
+
+    Raises:
+        ServerFailed: a hundred ports, drawn at random, are all taken.
+    """
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first, last = map(int, given.read_text().split()) if given.exists() else (32768, 60999)  # Linux's default
+    ports = range(10_000, first) or range(first, last + 1)
+    # not from the module's own generator: a test may have seeded it, and its neighbour alike
+    for port in random.SystemRandom().sample(ports, min(100, len(ports))):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerFailed("no free TCP port found on 127.0.0.1: a hundred were tried")
 
 
 class Running(NamedTuple):

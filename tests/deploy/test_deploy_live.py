@@ -1,7 +1,6 @@
 """A real Prometheus with our configuration scrapes our metrics: every rule holds and every panel shows something."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import httpx
 import pytest
 import yaml
 from deployment import DEPLOY, RULES, panel_queries, read_yaml, rules, tool
+
+from tlt_server.process import free_port
 
 SOURCE = Path(__file__).with_name("metrics_source.py")
 Query = Callable[[str], list[dict[str, Any]]]
@@ -37,13 +38,6 @@ def configuration(folder: Path, target: str) -> Path:
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def until_answered(prometheus: httpx.Client, process: subprocess.Popen[str], query: str) -> None:
