@@ -74,11 +74,7 @@ def positive(text: str) -> int:
 
 def parser(name: str, description: str | None, *, compares: bool = True) -> argparse.ArgumentParser:
     """The flags that every table's command has; `compares` adds those of one that measures sides in rounds."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
-    )
-    gpu = has_gpu()
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
+    parser, gpu = _parser(name, description), has_gpu()
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keeps the servers' logs")
     parser.add_argument(
         "--shape", default="qwen2.5-7b" if gpu else CPU_SHAPE, help=f"one of {', '.join((EMBEDDED, *shapes.SHAPES))}"
@@ -86,7 +82,6 @@ def parser(name: str, description: str | None, *, compares: bool = True) -> argp
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="where models of that shape are made and kept")
     parser.add_argument("--model-path", type=Path, metavar="FOLDER", help="a real target instead")
     parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="its EAGLE drafter")
-    parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
     if compares:
         parser.add_argument("--rounds", type=positive, default=3, help="how often each side is measured (default: 3)")
     if compares and gpu:
@@ -103,11 +98,16 @@ def parser(name: str, description: str | None, *, compares: bool = True) -> argp
 
 def parser_of_seeds(name: str, description: str | None) -> argparse.ArgumentParser:
     """The flags of a benchmark that is run once for each seed."""
+    parser = _parser(name, description)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    return parser
+
+
+def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--smoke", action="store_true", help="as little as proves that the command runs")
     return parser
 

@@ -7,8 +7,8 @@ from benchmarks.readme import RESULTS
 
 README = RESULTS.parent / "README.md"
 PLACEHOLDERS = {
-    **dict.fromkeys(("ARM", "DTYPE"), "[a-z0-9]+"),
-    "X": "[a-z0-9_]+",
+    **dict.fromkeys(("ARM", "DTYPE", "X"), "[a-z0-9]+"),
+    "RIVAL": "adaptive|best_arm|elastic|table|paper",
     **dict.fromkeys(("D", "N"), r"\d+"),
     "OLD": "good|random",
     "WHERE": "running|prefix",

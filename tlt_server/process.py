@@ -20,8 +20,8 @@ from tlt_server.errors import ServerFailed
 def free_port() -> int:
     """A TCP port of loopback that nobody has.
 
-    It lies below the range from which the kernel gives ports to connections: of that range, another process could be
-    given it in the seconds that a server takes until it binds.
+    Where there is room, it lies below the range from which the kernel gives ports to connections: of that range,
+    another process could be given it in the seconds that a server takes until it binds.
 
     Raises:
         ServerFailed: a hundred ports, drawn at random, are all taken.
