@@ -30,16 +30,18 @@ from benchmarks.simulation.world import CONTEXT, World
 from benchmarks.speedup import BATCHES, CHAINS, TOKENS
 from benchmarks.strategies import OFF, fixed, learning
 from tlt_server.config import Arm
+from tlt_server.demo.lossless import Tokens
 from tlt_server.engine.graphs import sizes_of
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 
-ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32))
+ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
 ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
 RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
+FEW = 16  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
 _SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
 
@@ -128,14 +130,21 @@ def selecting_us(batch: int = 128, steps: int = 2000) -> float:
     return 1e6 * median(spent)
 
 
+def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
+    """What a visit asks at a batch size, that of the prompts."""
+    batch = len(prompts)
+    name = f"batch_{batch}"
+    if smoke:
+        return Load(name, prompts, 192)  # fewer steps give no window between the first and the last
+    return Load(name, prompts, 2 * TOKENS if batch <= FEW else TOKENS, max(1, AT_LEAST // batch))
+
+
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
     """All figures of the batch sizes asked for."""
     every = BATCHES if has_gpu() else CPU_BATCHES
     batches = arguments.batches or ((1, 4) if arguments.smoke else every)
     prompts = models.prompts(max(batches))
-    tokens = 192 if arguments.smoke else TOKENS  # fewer steps give no window between the first and the last
-    waves = 1 if arguments.smoke else AT_LEAST
-    loads = [Load(f"batch_{batch}", prompts[:batch], tokens, max(1, waves // batch)) for batch in batches]
+    loads = [load_of(prompts[:batch], arguments.smoke) for batch in batches]
     # all sizes in every part: the server's own buckets depend on those it has graphs for
     site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + RESERVED), arguments.upstream, 2048)
     group = sides(every, bool(arguments.upstream), arguments.smoke)

@@ -3,10 +3,10 @@
 #   benchmarks/gpu_strategy.sh OUT costs graphs strategy_1 ...      stages, one after another
 # OUT gets each stage's result, what it printed and the end of each server's log. A stage whose result is there is left
 # out, so that a command that was broken off goes on; SECONDS_AT_MOST ends all as Ctrl-C does. MODELS is where models are
-# made and kept. Stages, in the order in which they tell most:
+# made and kept. Hosts of several GPUs run a stage on each: CUDA_VISIBLE_DEVICES, and taskset for cores of its own. Stages:
 #   costs       a step of plain decoding, of off and of one arm, kernel by kernel    switching   answers, costs, graphs
-#   graphs      memory of CUDA graphs            strategy_{1,2,16,64}     batches from 1, 2, 16, 64     drain_{128,512}
-#   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy and drain of the parts that are there
+#   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
+#   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
@@ -39,17 +39,15 @@ join() { # NAME BENCHMARK
 
 for stage in "$@"; do
   case $stage in
-    costs) measure costs profile "${models[@]}" --arm 3,1,4 --batches 1 32 128 --rounds 1 ;;
-    switching) measure switching switching "${models[@]}" ;;
-    graphs) measure graphs graphs "${models[@]}" ;;
+    costs) measure profile.h200 profile "${models[@]}" --arm 3,1,4 --batches 1 32 128 ;;
+    switching) measure switching.h200 switching "${models[@]}" ;;
+    graphs) measure graphs.h200 graphs "${models[@]}" ;;
     strategy_1) measure strategy_1 bench_strategy "${models[@]}" "${peer[@]}" --batches 1 ;;
     strategy_2) measure strategy_2 bench_strategy "${models[@]}" "${peer[@]}" --batches 2 4 8 ;;
-    strategy_16) measure strategy_16 bench_strategy "${models[@]}" "${peer[@]}" --batches 16 32 ;;
-    strategy_64) measure strategy_64 bench_strategy "${models[@]}" "${peer[@]}" --batches 64 128 256 ;;
-    drain_128) measure drain_128 bench_drain "${models[@]}" "${peer[@]}" --requests 128 ;;
-    drain_512) measure drain_512 bench_drain "${models[@]}" "${peer[@]}" --requests 512 ;;
-    ranks) measure ranks switching "${models[@]}" --ranks 2 --steps 10000 ;;
-    join) join strategy bench_strategy; join drain bench_drain ;;
+    strategy_16) measure strategy_16 bench_strategy "${models[@]}" "${peer[@]}" --batches 16 32 64 128 256 ;;
+    drain) measure drain.h200 bench_drain "${models[@]}" "${peer[@]}" ;;
+    ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
+    join) join strategy bench_strategy ;;
     *) echo "gpu_strategy: $stage: not a stage" >&2; exit 2 ;;
   esac
 done

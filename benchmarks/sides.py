@@ -76,6 +76,11 @@ class Side:
             return False
         return asked.buckets is None or any(len(bucket.arms) > 1 for bucket in asked.buckets)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether its steps can give more than one token a request."""
+        return self.arm is not None or bool(self.arms and (self.strategy is None or self.strategy.mode != "off"))
+
 
 def name_of(arm: Arm) -> str:
     """`chain_3`, `tree_5_4_16`."""

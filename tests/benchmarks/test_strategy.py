@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import bench_strategy, parts
-from benchmarks.bench_strategy import BANDIT, cells, graph_gb, mean_rate, summary
-from benchmarks.comparison import PLAIN, Measured
+from benchmarks.bench_strategy import BANDIT, cells, graph_gb, load_of, mean_rate, summary
+from benchmarks.comparison import PLAIN, Measured, visit
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site, check_memory, servers_of
 from benchmarks.simulation.server import Server
@@ -52,6 +52,22 @@ def test_steps_that_explored_count() -> None:
     figures = cells(found({PLAIN: [rates(100)], "off": [rates(100)], BANDIT: [rates(*[100] * 4, 25)]}), [LOAD])
     assert figures["speedup_bandit_batch_4"] == pytest.approx(5 / 8)
     assert figures["ratio_to_best_bandit_batch_4"] == pytest.approx(5 / 8)
+
+
+@pytest.mark.parametrize(("batch", "tokens", "waves"), [(1, 512, 8), (4, 512, 2), (16, 512, 1), (128, 256, 1)])
+def test_what_so_few_sample_decides_much(batch: int, tokens: int, waves: int) -> None:
+    load = load_of([(1, 2)] * batch, smoke=False)
+    assert (load.batch, load.tokens, load.waves) == (batch, tokens, waves)
+
+
+def test_where_nothing_is_drafted_a_quarter_is_enough() -> None:
+    load = Load("batch_1", [(1, 2)], 512, waves=8)
+    sides = [Side(PLAIN), *fixed({ARMS[0]: 64}, 64), *learning(ARMS), Side("upstream", ARMS[0], upstream=True)]
+    assert {side.name: visit(side, load).waves for side in sides} == {
+        **{PLAIN: 2, "off": 2},
+        **dict.fromkeys(("chain_3", "paper", "bandit", "upstream"), 8),
+    }
+    assert visit(sides[0], replace(load, waves=1)).waves == 1
 
 
 def test_the_best_is_what_does_not_learn_and_is_best_by_its_median() -> None:

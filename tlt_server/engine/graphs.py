@@ -18,8 +18,10 @@ from tlt_client import schemas
 
 from tlt_server.config import Arm, GraphSharing
 from tlt_server.engine.captures import Captures
+from tlt_server.engine.planning import plan_drafts, plan_extends, plan_verification
 from tlt_server.engine.plans import trim
 from tlt_server.engine.ranks import lowest
+from tlt_server.strategy.arms import is_chain
 from tlt_server.strategy.graph_budget import GRAPH_BYTES, Sizes, estimated, fitted, row_bytes
 from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike
 
@@ -128,6 +130,7 @@ class Graphs:
 
         with self._settings(VERIFICATION, arm), self._capturing(VERIFICATION, arm, arm.num_draft_tokens) as made:
             attention = self._trimmed(self._target._get_attention_backend())
+            plan_verification(attention, arm.num_draft_tokens, chain=is_chain(arm))
             if self._every:
                 runner = DecodeCudaGraphRunner(
                     self._target,
@@ -150,6 +153,7 @@ class Graphs:
         ):
             attention = self._trimmed(self._backends(arm).create_decode_backend())
             draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = attention
+            plan_drafts(attention)
             if attention is not None and self._every:
                 made.append(EAGLEDraftCudaGraphRunner(draft))
         return Pass(attention, *made or [None])
@@ -165,6 +169,7 @@ class Graphs:
             self._capturing(DRAFT_EXTEND, arm, rows) as made,
         ):
             attention = self._trimmed(self._backends(arm).create_draft_extend_backend())
+            plan_extends(attention, rows)
             if self._every and _can_extend_in_graph(attention):
                 made.append(EAGLEDraftExtendCudaGraphRunner(draft, draft_extend_attn_backend=attention))
         return Pass(attention, *made or [None])

@@ -27,6 +27,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from tlt_server.engine.missed import Missed
+from tlt_server.engine.planning import plan_decodes
 from tlt_server.engine.plans import trim
 from tlt_server.engine.verify import forbid_early_stop, sample_filtered
 
@@ -46,6 +47,7 @@ class PlainSteps:
         runner.sampler = OneLaw()
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
+        plan_decodes(runner.attn_backend)
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()
         most = worker.req_to_token_pool.size
@@ -128,7 +130,15 @@ class PlainSteps:
 
 
 class OneLaw(Sampler):
-    """Upstream's sampler, by the one law of filters on a CPU too (engine/sampling.py)."""
+    """Upstream's sampler, by the one law of filters on a CPU too (engine/sampling.py), and with fewer kernels to launch
+    where nobody asks for filters or probabilities: a plain step is as long as its launches."""
+
+    def forward(self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any) -> torch.Tensor:
+        if return_logprob or self.enable_deterministic or not is_unfiltered(sampling_info):
+            tokens: torch.Tensor = super().forward(logits_output, sampling_info, return_logprob, *others)
+            return tokens
+        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        return race(logits.div_(sampling_info.temperatures))
 
     def _sample_from_probs(
         self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
@@ -137,6 +147,23 @@ class OneLaw(Sampler):
             drawn: torch.Tensor = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
             return drawn
         return sample_filtered(probs, sampling_info)
+
+
+def is_unfiltered(info: Any) -> bool:
+    """Whether all of a batch, by upstream's `SamplingBatchInfo`, is drawn from the whole distribution, unseeded, and
+    nobody wants to know what could have been drawn."""
+    filters = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
+    wanted = info.sampling_seed is not None or any(info.return_sampling_masks or ())
+    return not (info.is_all_greedy or filters or wanted)
+
+
+def race(logits: torch.Tensor) -> torch.Tensor:
+    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32.
+
+    The greatest of logits with Gumbel noise, which is the negative logarithm of exponential noise; `torch.multinomial`
+    draws so from probabilities, after checks of them that are more kernels than the draw.
+    """
+    return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1).to(torch.int32)
 
 
 def leave_out(pool: Any, places: torch.Tensor) -> None:

@@ -21,9 +21,14 @@ def trim(attention: Any) -> None:
 
     attention: a backend, or one of several steps; another library's is left alone.
     """
-    for backend in getattr(attention, "attn_backends", [attention]):
-        if any(each.__name__ == "FlashInferAttnBackend" for each in type(backend).__mro__):
-            _trim(backend)
+    for backend in flashinfer_backends(attention):
+        _trim(backend)
+
+
+def flashinfer_backends(attention: Any) -> list[Any]:
+    """An attention backend, or those of several steps, where they are flashinfer's: told by name, importing nothing."""
+    every = getattr(attention, "attn_backends", [attention])
+    return [each for each in every if any(kind.__name__ == "FlashInferAttnBackend" for kind in type(each).__mro__)]
 
 
 def _trim(backend: Any) -> None:
