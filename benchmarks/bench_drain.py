@@ -8,14 +8,13 @@
    the best arm of each batch size (`table`), and the arm and threshold of an elastic rule (`elastic`)
 2. all sides drain it in rounds: those, both bandits, a server without speculation, SGLang's --speculative-adaptive
 3. all steps that arms by themselves took in this run are replayed: the oracle has the best of them at each batch size
-4. a drain with an arm drawn for each step says what switching costs
 """
 
 import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,10 +24,10 @@ from benchmarks import parts, tables
 from benchmarks.bench_strategy import ADAPTIVE, BANDIT, RESERVED, graph_gb, sides
 from benchmarks.command import Models, out, parser, positive
 from benchmarks.comparison import PLAIN
-from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, switching_ms, trace
+from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, trace
 from benchmarks.servers import Request
 from benchmarks.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
-from benchmarks.strategies import OFF, Strategies, by_batch, lottery, name_of_choice
+from benchmarks.strategies import OFF, Strategies, by_batch, name_of_choice
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
 from tlt_server.config import Arm
 from tlt_server.engine.steplog import SettledStep, read_steps
@@ -127,8 +126,8 @@ def rivals(known: Speeds, lengths: Sequence[int], most: Mapping[Arm, int]) -> li
     return [by_batch(ELASTIC, tuple(most), {1: arm, threshold + 1: None}), by_batch(TABLE, tuple(most), best)]
 
 
-def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: int) -> Figures:
-    """All figures of one number of requests."""
+def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: int) -> Iterator[Figures]:
+    """All figures of one number of requests, after each round."""
     fixed = [side for side in group if side.arms and not side.learns]
     for side in group:
         bench.warm_up(side)
@@ -142,11 +141,9 @@ def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: in
         first = number % len(everyone)
         for side in [*everyone[first:], *everyone[:first]]:
             found[side.name].append(bench.drain(side))
-    seen += [step for side in fixed for drained in found[side.name] for step in decode_steps(drained.steps)]
-    drawn = bench.drain(lottery(most))
-    switching = switching_ms(decode_steps(drawn.steps))
-    figures = {} if switching is None else {f"switching_ms_{len(bench.lengths)}": switching}
-    return figures | drain_figures(found, [side.name for side in fixed], Speeds(seen, sizes), bench.lengths)
+        seen += [step for side in fixed for step in decode_steps(found[side.name][-1].steps)]
+        figures = drain_figures(found, [side.name for side in fixed], Speeds(seen, sizes), bench.lengths)
+        yield figures | {f"rounds_{len(bench.lengths)}": number + 1}
 
 
 def drain_figures(
@@ -203,8 +200,8 @@ def summary(figures: Figures) -> Figures:
     return {f"drain_speedup_{name.removeprefix(begin)}": figures[name] for name in figures if name.startswith(begin)}
 
 
-def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
-    """All figures of the batches asked for."""
+def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
+    """All figures of the batches asked for, after each round."""
     sizes = SIZES if has_gpu() else CPU_SIZES
     every = SMOKE_REQUESTS if arguments.smoke else REQUESTS if has_gpu() else CPU_REQUESTS
     counts = arguments.requests or every
@@ -221,10 +218,12 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     with side_by_side(group, site) as servers:
         for count, requests in batches.items():
             bench = Bench(servers, strategies, requests, step_log)
-            figures |= drains(bench, group, [size for size in sizes if size <= count], arguments.rounds)
-        asked = [servers[side.server] for side in servers_of(group)]
-        totals = {"requests": sum(s.requests for s in asked), "failed_requests": sum(s.failed for s in asked)}
-    return figures | graph_gb(logs / "arms.log") | totals
+            captured = [size for size in sizes if size <= count]
+            for found in drains(bench, group, captured, 1 if arguments.smoke else arguments.rounds):
+                figures |= found
+                asked = [servers[side.server] for side in servers_of(group)]
+                totals = {"requests": sum(s.requests for s in asked), "failed_requests": sum(s.failed for s in asked)}
+                yield figures | graph_gb(logs / "arms.log") | totals
 
 
 def table(result: Result) -> str:

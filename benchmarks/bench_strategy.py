@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from tlt_client.schemas import StrategyUpdate
 
 from benchmarks import parts, tables
 from benchmarks.command import Models, parser, positive
-from benchmarks.comparison import PLAIN, Measured, measure, totals
+from benchmarks.comparison import PLAIN, Measured, measuring, totals
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site
 from benchmarks.simulation.server import Server
@@ -139,8 +139,8 @@ def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
     return Load(name, prompts, 2 * TOKENS if batch <= FEW else TOKENS, max(1, AT_LEAST // batch))
 
 
-def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
-    """All figures of the batch sizes asked for."""
+def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
+    """All figures of the batch sizes asked for, after each round."""
     every = BATCHES if has_gpu() else CPU_BATCHES
     batches = arguments.batches or ((1, 4) if arguments.smoke else every)
     prompts = models.prompts(max(batches))
@@ -148,8 +148,10 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     # all sizes in every part: the server's own buckets depend on those it has graphs for
     site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + RESERVED), arguments.upstream, 2048)
     group = sides(every, bool(arguments.upstream), arguments.smoke)
-    found = measure([group], loads, site, rounds=1 if arguments.smoke else arguments.rounds)
-    return cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found) | {"selecting_us": selecting_us()}
+    rounds = 1 if arguments.smoke else arguments.rounds
+    for number, found in enumerate(measuring([group], loads, site, rounds), 1):
+        whole = cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found)
+        yield whole | {"rounds": number, "selecting_us": selecting_us()}
 
 
 def table(result: Result) -> str:

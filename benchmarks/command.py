@@ -53,8 +53,8 @@ class Models:
         return encoded if length is None else [_prolonged(prompt, encoded, length) for prompt in encoded]
 
 
-Measure = Callable[[Models, Path, argparse.Namespace], Figures]
-"""From models, a folder for logs, and flags to figures."""
+Measure = Callable[[Models, Path, argparse.Namespace], Figures | Iterator[Figures]]
+"""From models, a folder for logs, and flags to figures; or to those of one round, of two, and so on, all whole."""
 
 
 def _prolonged(prompt: Tokens, others: Sequence[Tokens], length: int) -> Tokens:
@@ -150,6 +150,7 @@ def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
 def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result]) -> None:
     """Measures and keeps the result; ends as a command does: one line for what the user can mend, nothing half done."""
     logging.basicConfig(level=logging.WARNING)
+    before = _changed(arguments.json)
     try:
         if arguments.json:
             _check_writable(arguments.json)
@@ -165,8 +166,14 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
         sys.stderr.write(f"{name}: {error}\n")
         raise SystemExit(error.exit_code) from error
     except KeyboardInterrupt:
-        sys.stderr.write(f"{name}: interrupted; nothing was kept\n")
+        kept = "nothing was kept" if _changed(arguments.json) == before else f"{arguments.json} has its whole rounds"
+        sys.stderr.write(f"{name}: interrupted; {kept}\n")
         raise SystemExit(130) from None
+
+
+def _changed(file: Path | None) -> int | None:
+    """When a file was written, in nanoseconds; None where there is none."""
+    return file.stat().st_mtime_ns if file and file.exists() else None
 
 
 def _check_writable(file: Path) -> None:
@@ -193,8 +200,11 @@ def main(
 
     def result() -> Result:
         with workplace(arguments) as (models, logs):
-            figures = measure(models, logs, arguments)
-        made = results.measured_here(name, [*flags.prog.split(), *argv], figures)
+            found = measure(models, logs, arguments)
+            for figures in [found] if isinstance(found, dict) else found:
+                made = results.measured_here(name, [*flags.prog.split(), *argv], figures)
+                if arguments.json:  # after each round: a run that is broken off has kept what it had
+                    results.write(made, arguments.json)
         out.print(Markdown(table(made)))
         return made
 

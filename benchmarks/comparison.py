@@ -6,7 +6,7 @@ reported is the median over the rounds, with the least and the greatest.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -45,11 +45,19 @@ def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site,
 
     A side that learns is asked each load once more beforehand.
     """
+    *_, measured = measuring(groups, loads, site, rounds)
+    return measured
+
+
+def measuring(
+    groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int
+) -> Iterator[list[Measured]]:
+    """As `measure`, after each round what there is by then."""
     total = sum((rounds + 1) * len(_asked(side, loads)) for group in groups for side in group)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
         task = progress.add_task("starting", total=total)
-        measured = []
+        measured: list[Measured] = []
         for number, group in enumerate(groups, 1):
             progress.update(task, description=f"group {number} of {len(groups)}: starting")
             with side_by_side(group, site) as servers:
@@ -57,8 +65,9 @@ def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site,
                 def tick(side: Side, load: Load, number: int = number) -> None:
                     progress.update(task, advance=1, description=f"group {number}: {side.name}, {load.name}")
 
-                measured.append(_measure_group(group, servers, loads, rounds, tick))
-    return measured
+                for found in _measure_group(group, servers, loads, rounds, tick):
+                    yield [*measured, found]
+                measured.append(found)
 
 
 def _asked(side: Side, loads: Sequence[Load]) -> list[Load]:
@@ -76,7 +85,7 @@ def _measure_group(
     loads: Sequence[Load],
     rounds: int,
     tick: Callable[[Side, Load], None],
-) -> Measured:
+) -> Iterator[Measured]:
     broken: set[str] = set()
     strategies = Strategies()
 
@@ -105,8 +114,9 @@ def _measure_group(
             for side in [*group[first:], *group[:first]]:
                 if load in _asked(side, loads):
                     windows[side.name, load.name].append(give(side, visit(side, load)))
-    asked = [servers[side.server] for side in servers_of(group)]
-    return Measured(group, windows, sum(each.requests for each in asked), sum(each.failed for each in asked))
+        asked = [servers[side.server] for side in servers_of(group)]
+        so_far = {key: list(found) for key, found in windows.items()}
+        yield Measured(group, so_far, sum(each.requests for each in asked), sum(each.failed for each in asked))
 
 
 def merged(groups: Sequence[Measured]) -> Measured:

@@ -8,7 +8,7 @@ the replay, which an oracle, an offline table and a threshold are chosen by.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -129,15 +129,19 @@ class Speeds:
         return min(rules, key=lambda rule: self.replay(lengths, lambda batch: rule[0] if batch <= rule[1] else None))
 
 
-def switching_ms(steps: Sequence[DecodeStep]) -> float | None:
+def switching_ms(steps: Sequence[DecodeStep], to: Collection[Choice]) -> float | None:
     """How much longer a step takes whose arm is another than that of the step before, where arms are drawn.
 
     The difference of medians, at each arm and batch size that has `LEAST_STEPS` of both kinds, weighted by the steps
     that switched; None where none has.
+
+    Args:
+        to: the arms whose steps count.
     """
     kinds: dict[tuple[int, Choice], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for before, step in pairwise(steps):
-        kinds[step.batch, step.arm][before.arm != step.arm].append(step.seconds)
+        if step.arm in to:
+            kinds[step.batch, step.arm][before.arm != step.arm].append(step.seconds)
     known = [
         (stayed, switched) for stayed, switched in kinds.values() if min(len(stayed), len(switched)) >= LEAST_STEPS
     ]

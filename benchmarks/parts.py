@@ -1,14 +1,14 @@
 """A benchmark of more minutes than one command may take: each part keeps a result, and `--join` makes one of them."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 from rich.markdown import Markdown
 
 from benchmarks import command, tables
-from benchmarks.command import Measure, Models, out
+from benchmarks.command import Models, out
 from tlt_server import results
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
@@ -16,6 +16,7 @@ from tlt_server.results import Figures, Result
 SUMMED = ("requests", "failed_requests")
 LARGEST = ("graph_gb_pool", "selecting_us")
 """What every part measures anew."""
+LEAST = ("rounds",)
 
 
 def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Result:
@@ -31,14 +32,14 @@ def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Re
     figures: Figures = {}
     for part in parts:
         whole = summary(part.figures)
-        own = {name: value for name, value in part.figures.items() if name not in (*whole, *SUMMED, *LARGEST)}
+        own = {name: value for name, value in part.figures.items() if name not in (*whole, *SUMMED, *LARGEST, *LEAST)}
         if twice := sorted(own.keys() & figures.keys()):
             raise ConfigError(f"{twice[0]}: two parts have it. Join parts that measured different things")
         figures |= own
     figures |= {name: sum(part.figures[name] for part in parts) for name in SUMMED}
-    for name in LARGEST:
+    for name, of in (*((name, max) for name in LARGEST), *((name, min) for name in LEAST)):
         if values := [part.figures[name] for part in parts if name in part.figures]:
-            figures[name] = max(values)
+            figures[name] = of(values)
     first = parts[0]
     return replace(first, date=max(part.date for part in parts), figures=figures | summary(figures))
 
@@ -46,7 +47,7 @@ def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Re
 def main(
     flags: argparse.ArgumentParser,
     argv: Sequence[str],
-    measure: Measure,
+    measure: Callable[[Models, Path, argparse.Namespace], Iterator[Figures]],
     summary: Callable[[Figures], Figures],
     table: Callable[[Result], str],
 ) -> None:
@@ -60,9 +61,9 @@ def main(
         out.print(Markdown(table(made)))
         return made
 
-    def part(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
-        figures = measure(models, logs, arguments)
-        return figures | summary(figures)
+    def part(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
+        for figures in measure(models, logs, arguments):
+            yield figures | summary(figures)
 
     if arguments.join:
         command.run(name, arguments, join)

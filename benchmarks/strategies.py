@@ -65,14 +65,6 @@ def learning(arms: Sequence[Arm]) -> list[Side]:
     return [Side(mode, arms=tuple(arms), strategy=StrategyUpdate(mode)) for mode in ("paper", "bandit")]
 
 
-def lottery(most: Mapping[Arm, int]) -> Side:
-    """A side that draws the arm of each step, off among them: all that were captured for so many requests."""
-    firsts = [1, *(end + 1 for end in sorted(set(most.values())))]
-    captured = {first: [to_client(arm) for arm, end in most.items() if end >= first] for first in firsts}
-    buckets = tuple(SelectionBucket(first, (*captured[first], None)) for first in firsts)
-    return Side("lottery", arms=tuple(most), strategy=StrategyUpdate("paper", epsilon=1.0, buckets=buckets))
-
-
 def by_batch(name: str, arms: Sequence[Arm], table: Mapping[int, Choice]) -> Side:
     """A side that looks its arm up: by the first batch size of each range, ascending from 1."""
     buckets = tuple(SelectionBucket(first, (to_client(arm),)) for first, arm in table.items())

@@ -4,7 +4,8 @@
 
 One server with four arms. Greedy problems are answered with speculation off, then with an arm drawn for each step, then
 by the bandit; where two answers part, the target in float32 says whether it was a tie. Then each arm is pinned, and
-off, at several batch sizes. The server's log says what each arm's graphs take, and which steps ran without them.
+off, at several batch sizes. Then each step draws one of two arms: those that switch, against those that do not, tell
+what switching costs. The server's log says what each arm's graphs take, and which steps ran without them.
 With --ranks 2 it is one server on two GPUs, and --steps 10000 goes on drawing arms for so many steps: were the ranks a
 step apart, they would wait for each other for ever.
 """
@@ -23,18 +24,22 @@ from rich.console import Console
 
 from benchmarks.command import Models, main, parser, positive
 from benchmarks.divergences import divergence_figures, divergences
+from benchmarks.draining import DecodeStep, decode_steps, switching_ms
 from benchmarks.servers import GPU_FLAGS, Request, Server, tokens_of
 from benchmarks.sides import name_of, on_ranks
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.graphs import sizes_of
+from tlt_server.engine.steplog import read_steps
 from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
 from tlt_server.results import Figures, Result
 
 ARMS = (Arm(3, 1, 4), Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 48))
 BATCHES = (1, 4, 8, 32, 128)
+PAIRS = (ARMS[:2], ARMS[1:3], (None, ARMS[1]))
+PAIRED = 8  # requests at once, while one of two arms is drawn for each step
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 """As in `GPU_FLAGS`."""
 _out = Console(highlight=False, soft_wrap=True)
@@ -138,6 +143,25 @@ def costs(server: Server, prompts: Sequence[Tokens], smoke: bool) -> Figures:
     return figures
 
 
+def drawn_of_two(server: Server, prompts: Sequence[Tokens], step_log: Path, length: int) -> Figures:
+    """How much longer a step takes that switches: between two arms, to off, and from it, the catching up included."""
+    params = {"temperature": 1, "max_new_tokens": length, "ignore_eos": True}
+    found: dict[tuple[Arm | None, Arm | None], list[DecodeStep]] = {}
+    for pair in PAIRS:
+        strategy(server, mode="paper", epsilon=1.0, buckets=[{"first": 1, "arms": [described(arm) for arm in pair]}])
+        since = step_log.stat().st_size
+        server.ask([(prompt, params) for prompt in prompts[:PAIRED]], at_once=PAIRED, together=PAIRED)
+        found[pair] = decode_steps(read_steps(step_log, since))
+    off = found[PAIRS[-1]]
+    between = [step for pair in PAIRS[:-1] for step in found[pair]]
+    taken = {
+        "switching_ms": switching_ms(between, ARMS),
+        "switching_ms_to_off": switching_ms(off, (None,)),
+        "switching_ms_from_off": switching_ms(off, ARMS),
+    }
+    return {name: value for name, value in taken.items() if value is not None}
+
+
 def endure(server: Server, prompts: Sequence[Tokens], steps: int) -> Figures:
     """Batches drain with an arm drawn for each step, until so many steps have counted.
 
@@ -172,7 +196,10 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     """All figures."""
     prompts = models.prompts(16 if arguments.smoke else 128)
     log, figures = logs / "switching.log", Figures()
-    flags = ["--model-path", str(models.target), "--drafter", str(models.drafter), "--decode-log-interval", "10"]
+    config, step_log = logs / "switching.toml", logs / "steps.jsonl"
+    config.write_text(f'step_log = "{step_log}"\n')
+    flags = ["--tlt-config", str(config)]
+    flags += ["--model-path", str(models.target), "--drafter", str(models.drafter), "--decode-log-interval", "10"]
     flags += on_ranks(arguments.ranks)
     for arm in ARMS:
         flags += ["--arm", f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}"]
@@ -183,6 +210,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
             figures["server_start_s"] = server.start_seconds
             figures |= compare(server, models, prompts[: 16 if arguments.smoke else 64], 48 if arguments.smoke else 256)
             figures |= costs(server, prompts, arguments.smoke)
+            figures |= drawn_of_two(server, prompts, step_log, 192 if arguments.smoke else 768)
             figures |= endure(server, prompts[:64], arguments.steps) if arguments.steps else {}
             figures |= {"requests": server.requests, "failed_requests": server.failed}
     except (httpx.HTTPError, RuntimeError) as error:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
 from tlt_server.process import free_port
+from tlt_server.results import Figures, read
 
 TARGET, DRAFTER = default_paths()
 LOG = """\
@@ -106,12 +107,13 @@ def test_a_server_that_failed_is_left_out(tmp_path: Path) -> None:
     server = SideServer(f"http://127.0.0.1:{free_port()}", 0, log=log, pid=gone.pid)
     loads = [Load("batch_1", [(1,)], 64), Load("batch_2", [(1,), (2,)], 64)]
     try:
-        group = _measure_group([Side(PLAIN)], {PLAIN: server}, loads, 2, lambda side, load: None)
+        one, group = _measure_group([Side(PLAIN)], {PLAIN: server}, loads, 2, lambda side, load: None)
     finally:
         server.http.close()
         gone.kill()
         gone.wait()
     assert (group.requests, group.failed) == (1, 1)
+    assert one.windows[PLAIN, "batch_2"] == [[]]
     assert group.windows[PLAIN, "batch_2"] == [[], []]
     assert side_figures([group], loads) == {}
 
@@ -127,6 +129,29 @@ def test_the_best_arm_is_ours_or_upstreams() -> None:
     }
     best = speedup.best_figures(figures, [8, 128])
     assert best == {"speedup_batch_8": 1.7, "speedup_upstream_batch_8": 1.6, "speedup_batch_128": 0.5}
+
+
+def test_a_run_that_is_broken_off_has_kept_its_whole_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rounds(*_: object) -> Iterator[Figures]:
+        yield {"rounds": 1}
+        yield {"rounds": 2}
+        raise KeyboardInterrupt
+
+    def none(*_: object) -> Figures:
+        raise KeyboardInterrupt
+
+    said = {}
+    for measured in (none, rounds):
+        file = tmp_path / f"{measured.__name__}.json"
+        with pytest.raises(SystemExit) as exit_:
+            command.main("strategy", None, ["--shape", "embedded", "--json", str(file)], measured, str)
+        assert exit_.value.code == 130
+        said[measured.__name__] = capsys.readouterr().err
+    assert read(tmp_path / "rounds.json").figures == {"rounds": 2}
+    assert said == {
+        "none": "strategy: interrupted; nothing was kept\n",
+        "rounds": f"strategy: interrupted; {tmp_path / 'rounds.json'} has its whole rounds\n",
+    }
 
 
 @pytest.mark.parametrize(

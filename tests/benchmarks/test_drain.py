@@ -11,7 +11,6 @@ from benchmarks import bench_drain, plots
 from benchmarks.bench_drain import Drained, drain_figures, rivals, summary, trace_figures, work
 from benchmarks.command import Models
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, spans, switching_ms, trace
-from benchmarks.strategies import lottery
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
 from tests.definitions import undefined
 from tlt_server.config import Arm
@@ -116,22 +115,16 @@ def test_rivals_are_what_a_server_takes() -> None:
         assert not side.learns
 
 
-def test_the_lottery_is_what_a_server_takes() -> None:
-    side = lottery({CHAIN: 8, TREE: 1})
-    assert side.strategy is not None
-    assert faults(side.strategy, {CHAIN: 8, TREE: 1}, 24) == []
-    assert side.strategy.buckets is not None
-    assert [(bucket.first, len(bucket.arms)) for bucket in side.strategy.buckets] == [(1, 3), (2, 2), (9, 1)]
-
-
 @given(st.lists(st.sampled_from([None, CHAIN, TREE]), min_size=80, max_size=200), st.floats(0, 0.01))
 def test_switching_costs_what_steps_that_switched_took_more(drawn: Sequence[Choice], cost: float) -> None:
     alone = {None: 0.01, CHAIN: 0.015, TREE: 0.02}
     made = [DecodeStep(drawn[0], 4, 4, 1.0)]
     made += [DecodeStep(arm, 4, 4, alone[arm] + cost * (before != arm)) for before, arm in pairwise(drawn)]
-    found = switching_ms(made)
-    assert found is None or found == pytest.approx(1000 * cost, abs=1e-6)
-    assert switching_ms(made[:2]) is None
+    for to in ((None, CHAIN, TREE), (CHAIN,)):
+        found = switching_ms(made, to)
+        assert found is None or found == pytest.approx(1000 * cost, abs=1e-6)
+    assert switching_ms(made[:2], (None, CHAIN, TREE)) is None
+    assert switching_ms(made, ()) is None
 
 
 def test_drains_are_compared_round_by_round() -> None:

@@ -16,7 +16,7 @@ from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site, check_memory, servers_of
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CHAINS, World
-from benchmarks.strategies import by_batch, fixed, learning, lottery
+from benchmarks.strategies import by_batch, fixed, learning
 from tests.definitions import undefined
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -152,11 +152,9 @@ def decoded_by(side: Side, batches: Sequence[int]) -> list[set[Choice]]:
     return [{server.step(each, 200 * len(each))[0].arm for _ in range(50)} for each in levels]
 
 
-def test_a_table_is_followed_and_a_lottery_draws() -> None:
+def test_a_table_is_followed() -> None:
     table = by_batch("table", CHAINS, {1: CHAINS[3], 17: CHAINS[1], 129: None})
     assert decoded_by(table, [1, 16, 17, 128, 129, 256]) == [{CHAINS[3]}] * 2 + [{CHAINS[1]}] * 2 + [{None}] * 2
-    drawn = lottery({CHAINS[1]: 128, CHAINS[3]: 32})
-    assert decoded_by(drawn, [8, 64, 200]) == [{CHAINS[1], CHAINS[3], None}, {CHAINS[1], None}, {None}]
 
 
 def test_selecting_is_timed() -> None:
