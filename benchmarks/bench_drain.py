@@ -21,7 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks import parts, tables
-from benchmarks.bench_strategy import ADAPTIVE, BANDIT, RESERVED, graph_gb, sides
+from benchmarks.bench_strategy import ADAPTIVE, BANDIT, RESERVED, sides
 from benchmarks.command import Models, out, parser, positive
 from benchmarks.comparison import PLAIN
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, trace
@@ -223,7 +223,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
                 figures |= found
                 asked = [servers[side.server] for side in servers_of(group)]
                 totals = {"requests": sum(s.requests for s in asked), "failed_requests": sum(s.failed for s in asked)}
-                yield figures | graph_gb(logs / "arms.log") | totals
+                yield figures | totals
 
 
 def table(result: Result) -> str:

@@ -105,12 +105,6 @@ def summary(figures: Figures) -> Figures:
     return made | {name: min(values) for name, values in least.items() if values}
 
 
-def graph_gb(log: Path) -> Figures:
-    """What a server's graphs take, as its log says; nothing where it captured none."""
-    taken = [float(gib) for gib in re.findall(r"captured .*?: ([\d.]+) GiB", log.read_text(errors="replace"))]
-    return {"graph_gb_pool": sum(taken) * (1 << 30) / 1e9} if taken else {}
-
-
 def selecting_us(batch: int = 128, steps: int = 2000) -> float:
     """What the bandit takes of the CPU for one step, to select and to observe, on simulated steps: the median."""
     world = World(Random(0))
@@ -150,8 +144,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds), 1):
-        whole = cells(found[0], loads) | graph_gb(logs / "arms.log") | totals(found)
-        yield whole | {"rounds": number, "selecting_us": selecting_us()}
+        yield cells(found[0], loads) | totals(found) | {"rounds": number, "selecting_us": selecting_us()}
 
 
 def table(result: Result) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import bench_strategy, parts
-from benchmarks.bench_strategy import BANDIT, cells, graph_gb, load_of, mean_rate, summary
+from benchmarks.bench_strategy import BANDIT, cells, load_of, mean_rate, summary
 from benchmarks.comparison import PLAIN, Measured, visit
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site, check_memory, servers_of
@@ -100,12 +100,13 @@ def result(figures: Figures, **changes: object) -> Result:
 def test_parts_are_joined_and_their_summary_is_made_anew() -> None:
     one = {"speedup_bandit_batch_1": 2.5, "ratio_to_best_bandit_batch_1": 0.98, "speedup_off_batch_1": 0.99}
     other = {"speedup_bandit_batch_8": 1.5, "ratio_to_best_bandit_batch_8": 0.96, "speedup_off_batch_8": 1.0}
-    of = [result(one | summary(one) | {"graph_gb_pool": 3.5}), result(other | summary(other) | {"graph_gb_pool": 3.0})]
+    measured = {"selecting_us": 35.0, "rounds": 3}, {"selecting_us": 30.0, "rounds": 2}
+    of = [result(each | summary(each) | more) for each, more in zip((one, other), measured, strict=True)]
     made = parts.joined(of, summary).figures
     assert one.items() | other.items() <= made.items()
     assert (made["min_ratio_to_best"], made["min_ratio_to_plain"], made["off_ratio_to_plain"]) == (0.96, 1.5, 0.99)
     assert (made["speedup_batch_1"], made["speedup_batch_8"]) == (2.5, 1.5)
-    assert (made["requests"], made["failed_requests"], made["graph_gb_pool"]) == (8, 2, 3.5)
+    assert (made["requests"], made["failed_requests"], made["selecting_us"], made["rounds"]) == (8, 2, 35, 2)
 
 
 def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
@@ -159,14 +160,6 @@ def test_a_table_is_followed() -> None:
 
 def test_selecting_is_timed() -> None:
     assert 0 < bench_strategy.selecting_us(batch=8, steps=50) < 1e5
-
-
-def test_memory_of_graphs_is_what_the_log_says(tmp_path: Path) -> None:
-    log = tmp_path / "arms.log"
-    log.write_text("captured verification of 4 tokens at batches [1]: 0.50 GiB, 1.0 s\nno\n")
-    assert graph_gb(log) == {"graph_gb_pool": pytest.approx(0.537, abs=1e-3)}
-    log.write_text("a CPU captures none\n")
-    assert graph_gb(log) == {}
 
 
 def test_a_table_names_every_side() -> None:

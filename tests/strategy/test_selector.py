@@ -28,20 +28,29 @@ def update(mode: str, **fields: float) -> schemas.StrategyUpdate:
 
 
 class Server:
-    """A scheduler that launches one step ahead. An arm takes `slower` times as long as timed; drafts fare as drawn."""
+    """A scheduler that launches one step ahead. An arm takes `slower` times as long as timed; drafts fare as drawn.
 
-    def __init__(self, chosen: Selector, random: Random, slower: dict[Choice, float] | None = None) -> None:
-        self.selector, self.random, self.slower = chosen, random, slower or {}
+    reading: seconds that the drafter takes, before a step with an arm, for each plain step that it missed.
+    """
+
+    def __init__(
+        self, chosen: Selector, random: Random, slower: dict[Choice, float] | None = None, reading: float = 0.0
+    ) -> None:
+        self.selector, self.random, self.slower, self.reading = chosen, random, slower or {}, reading
+        self.missed, self.read = 0, 0.0
         self.now = self.free = 0.0
         self.waiting: tuple[int, list[int], float] | None = None
         self.pulled: list[tuple[int, Choice, float]] = []
 
     def step(self, batch: int) -> None:
         arm = self.selector.table().arm(batch)
-        self.selector.launched(arm, batch, 100 * batch, self.free)
+        self.selector.launched(arm, batch, 100 * batch, self.free, self.missed * batch)
         if self.waiting is not None:
             self.selector.settled(*self.waiting)
         seconds = MS[arm] / 1000 * self.slower.get(arm, 1.0) * self.random.uniform(0.95, 1.05)
+        reads = self.reading * self.missed if arm else 0.0
+        self.read, seconds = self.read + reads, seconds + reads
+        self.missed = 0 if arm else min(self.missed + 1, 128)
         self.free, self.now = self.now, self.now + seconds
         depth = arm.num_steps if arm else 0
         self.waiting = batch, [self.random.randint(0, depth) for _ in range(batch)], self.now
@@ -239,3 +248,18 @@ def test_without_timing_an_arm_competes_wherever_it_was_captured(captured: dict[
         assert set(arms) <= {None, *(arm for arm, most in captured.items() if most >= batch)}
         assert None in arms
         assert set(arms) >= {arm for arm, most in captured.items() if most >= min(largest, 4 * batch)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int) -> None:
+    """Its near rival is looked at often, and each time the drafter has what it missed to read."""
+    server = Server(selector(seed), Random(seed), {SHALLOW: 1.1, DEEP: 2.0}, reading=0.0003)
+    for _ in range(500):
+        server.step(16)
+    began, read = server.now, server.read
+    for _ in range(5000):
+        server.step(16)
+    arms = [arm for _, arm, _ in server.pulled[-5000:]]
+    assert arms.count(None) > 4500, "off is best"
+    assert set(arms) > {None}
+    assert server.read - read < 0.02 * (server.now - began)

@@ -61,10 +61,9 @@ class Missed:
         for req in reqs:
             req.tlt_missed = 0
 
-    @staticmethod
-    def any_of(reqs: list[Any]) -> bool:
-        """Whether the drafter missed anything of these requests."""
-        return any(getattr(req, "tlt_missed", 0) for req in reqs)
+    def counts(self, reqs: list[Any]) -> list[int]:
+        """How many tokens of each request the drafter will have to read; of more that it missed, it reads the last."""
+        return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
 
     def catch_up(self, batch: Any) -> None:
         """Lets the drafter read what it missed; renews the proposal in `batch.spec_info` of those requests.
@@ -74,7 +73,7 @@ class Missed:
         Args:
             batch: upstream's `ScheduleBatch`, about to be decoded with an arm; in force is what SGLang started with.
         """
-        counts = [min(getattr(req, "tlt_missed", 0), self.window) for req in batch.reqs]
+        counts = self.counts(batch.reqs)
         behind = [place for place, count in enumerate(counts) if count]
         places = torch.tensor(behind).to(batch.device, non_blocking=True)
         extend = self._extend(batch, behind, places, [counts[place] for place in behind])

@@ -116,12 +116,15 @@ class Speculation:
 
     # -- what is seen --
 
-    def launched(self, arm: Choice, batch: int, cached: int) -> None:
-        """A decode step begins, of so many requests with so many cached tokens in all."""
+    def launched(self, arm: Choice, batch: int, cached: int, behind: int = 0) -> None:
+        """A decode step begins, of so many requests with so many cached tokens in all.
+
+        behind: tokens that the drafter has missed; an arm's step begins with reading them.
+        """
         self._last = arm or self._last
         if self._leads and self._selector is not None:
             count_step(arm)
-            self._selector.launched(arm, batch, cached, time.perf_counter())
+            self._selector.launched(arm, batch, cached, time.perf_counter(), behind)
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:
         """A decode step's result is on the CPU: accepted drafts of each request that counts."""

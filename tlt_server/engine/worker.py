@@ -126,10 +126,11 @@ class EagleWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
-        if arm is not None and self._plain.missed.any_of(batch.reqs):
+        behind = sum(self._plain.missed.counts(batch.reqs))
+        if arm is not None and behind:
             self._catch_up(batch)
         self._arms.put(arm)
-        self._launched(arm, batch)
+        self._launched(arm, batch, behind)
         if arm is not None:
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         else:
@@ -165,8 +166,8 @@ class EagleWorker(EAGLEWorkerV2):
         return result
 
     def _catch_up(self, batch: Any) -> None:
-        """A pass that is no part of the step that it precedes: with what SGLang was started with, as a prefill."""
-        self._interrupt()
+        """A pass before a step, with what SGLang was started with, as a prefill."""
+        self._arms.put(None)
         with draft_context(self._draft_worker):
             self._plain.missed.catch_up(batch)
 
@@ -176,7 +177,8 @@ class EagleWorker(EAGLEWorkerV2):
         if self.speculation is not None:
             self.speculation.interrupted()
 
-    def _launched(self, arm: Choice, batch: Any) -> None:
+    def _launched(self, arm: Choice, batch: Any, behind: int) -> None:
         self._last = arm
         if self.speculation is not None:
-            self.speculation.launched(arm, len(batch.reqs), sum(req.kv_committed_len for req in batch.reqs))
+            cached = sum(req.kv_committed_len for req in batch.reqs)
+            self.speculation.launched(arm, len(batch.reqs), cached, behind)

@@ -23,7 +23,8 @@ a rival 5 % better would not be told from one 5 % worse in 2,000 steps. A tenth 
 an estimate: all explored steps together take ten times the budget's share at most, and that only where rivals are near.
 
 **Off** is in force where no arm is expected to beat plain decoding. What it is left for is known from exploration: a
-pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks.
+pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks. A look from
+off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well.
 """
 
 from math import sqrt
@@ -45,6 +46,9 @@ LEAST = 0.1
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
 the best arm."""
 
+_KEPT = 0.9
+"""Of what reading took before, with each time that the drafter reads."""
+
 
 class Bandit:
     """Decides on rank 0, and learns from what came of it.
@@ -60,6 +64,8 @@ class Bandit:
         self._pulled: list[dict[Choice, int]] = [dict.fromkeys(bucket.arms, 0) for bucket in buckets.all]
         self._in_force = [_best(self._rates(bucket, buckets.last(bucket), 0)) for bucket in range(len(buckets.all))]
         self._exploring: tuple[int, Choice] | None = None
+        self._reading = Reading()
+        self._behind = 0
 
     @property
     def lost_s(self) -> float:
@@ -74,19 +80,21 @@ class Bandit:
             arms[bucket] = arm
         return self._buckets.table(arms)
 
-    def launched(self, arm: Choice, batch: int, cached: int) -> float:
-        """A step begins.
+    def launched(self, arm: Choice, batch: int, cached: int, behind: int) -> float:
+        """A step begins; `behind`: tokens that the drafter has missed.
 
         Returns:
             Seconds of the budget that it is charged with: 0 unless it explores.
         """
         bucket = self._buckets.index(batch)
         self._exploring = None
+        self._behind = 0 if arm else behind + batch
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
         if arm == self._in_force[bucket]:
             return 0.0
-        charge = self._lost(arm, batch, cached, self._knowledge.seconds(arm, batch, cached))
+        seconds = self._knowledge.seconds(arm, batch, cached)
+        charge = self._lost(arm, batch, cached, seconds + (self._reading.seconds(behind) if arm else 0.0))
         self._budget.spend(charge)
         return charge
 
@@ -94,6 +102,8 @@ class Bandit:
         """A step's result has been learned from: decides what its bucket does next."""
         if seconds is not None:
             self._budget.earn(seconds)
+            if pull.arm and pull.behind:
+                self._reading.observe(pull.behind, seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
             if pull.charged:
                 self._explored(pull, seconds)
         self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
@@ -117,6 +127,7 @@ class Bandit:
         self._exploring = None
         if rival := self._rival(bucket, rates, before):
             seconds = self._knowledge.seconds(rival[0], batch, cached)
+            seconds += self._reading.seconds(self._behind)
             if self._budget.affords(self._lost(rival[0], batch, cached, seconds)):
                 self._exploring = bucket, rival[0]
 
@@ -134,6 +145,25 @@ class Bandit:
         step, pulled, best = self._steps[bucket], self._pulled[bucket], rates[in_force]
         worth = {arm: rate / best + BONUS * sqrt(step - pulled[arm]) for arm, rate in rates.items() if arm != in_force}
         return (_best(worth),) if worth else None
+
+
+class Reading:
+    """How long the drafter takes to read what it missed, before a step with an arm.
+
+    All seconds over all tokens, what is older for less: of a few tokens nobody could tell it from a step's scatter.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """So many took so long, or seemed to."""
+        self._tokens = _KEPT * self._tokens + tokens
+        self._seconds = _KEPT * self._seconds + seconds
+
+    def seconds(self, tokens: int) -> float:
+        """Expected; 0 as long as nothing is known."""
+        return max(0.0, self._seconds) * tokens / self._tokens if self._tokens else 0.0
 
 
 def _best(worth: dict[Choice, float]) -> Choice:

@@ -43,8 +43,8 @@ class Budget:
         self._reserve = 0.0
 
     def affords(self, seconds: float) -> bool:
-        """Whether a pull that loses so much may be launched."""
-        return self.left >= seconds
+        """Whether a pull that loses so much may be launched. One that loses more than can be saved up waits for all."""
+        return self.left >= min(seconds, self._share * SAVED_S) > 0
 
     def spend(self, seconds: float) -> None:
         """Pays for a pull; a negative number gives back what it did not need."""

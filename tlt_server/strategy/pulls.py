@@ -25,6 +25,7 @@ class Pull(NamedTuple):
     cached: tokens in the KV cache, of all requests.
     launched: seconds, on the clock of the results.
     charged: seconds of the exploration's budget that it was launched with; 0 where it does not explore.
+    behind: tokens of all requests that the drafter has missed: an arm's step begins with reading them.
     """
 
     arm: Choice
@@ -32,6 +33,7 @@ class Pull(NamedTuple):
     cached: int
     launched: float
     charged: float = 0.0
+    behind: int = 0
 
 
 class UnderWay:

@@ -60,7 +60,7 @@ class Selector:
             return self._fixed
         return self._paper.table() if self._settings.mode == "paper" else self._bandit.table()
 
-    def launched(self, arm: Choice, batch: int, cached: int, now: float) -> None:
+    def launched(self, arm: Choice, batch: int, cached: int, now: float, behind: int = 0) -> None:
         """A decode step begins.
 
         Args:
@@ -68,13 +68,15 @@ class Selector:
             batch: requests in it, at least 1.
             cached: tokens in the KV cache, of them all; a few more or less do not matter.
             now: seconds.
+            behind: tokens of all requests that the drafter has missed since off came into force, as far back as it will
+                read; an arm's step begins with reading them.
         """
         charged = 0.0
         if self._settings.mode == "bandit":
-            charged = self._bandit.launched(arm, batch, cached)
+            charged = self._bandit.launched(arm, batch, cached, behind)
         elif self._settings.mode == "paper":
             self._paper.launched(batch)
-        self._under_way.launch(Pull(arm, batch, cached, now, charged))
+        self._under_way.launch(Pull(arm, batch, cached, now, charged, behind))
 
     def interrupted(self) -> None:
         """Something else than a decode step is launched: the time of the next one does not count."""
@@ -93,10 +95,11 @@ class Selector:
         if found is None or not accepted:
             return
         pull, seconds = found
-        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, seconds)
-        if seconds is not None:
-            self._tallies.add(pull, seconds)
-            self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
+        own = None if pull.arm and pull.behind else seconds
+        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, own)
+        if own is not None:
+            self._tallies.add(pull, own)
+            self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), own)
         if self._settings.mode == "bandit":
             self._bandit.settled(pull, seconds)
 
