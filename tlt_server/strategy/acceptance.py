@@ -25,7 +25,7 @@ All are means, not the paper's medians: tokens add up. At batch 1, where a rewar
 the arm of the higher median is often not the one that makes more tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import exp, log, sqrt
 
 from tlt_server.config import Arm
@@ -52,8 +52,9 @@ changes; and the mean at which something has."""
 _MOST_ERROR = 2.0
 """Log-odds that one result may be off by: it is no straight line that far out."""
 
-_FARTHEST = 4.0
-"""Log-odds of a share that is as good as 0 or 1, 0.018 or 0.982: beyond, a change would be noticed too late."""
+_LONGEST = exp(4)
+"""Odds of a share that is as good as 1, 0.982, and their inverse of one as good as 0: beyond, a change would be noticed
+too late."""
 
 
 class Acceptance:
@@ -66,7 +67,9 @@ class Acceptance:
         arms = set(arms)
         trees = sorted((arm for arm in arms if not is_chain(arm)), key=str)
         self._part = {tree: part for part, tree in enumerate(trees, start=1)}
-        self._curve = Curve(max((arm.num_steps for arm in arms), default=1))
+        self._deepest = max((arm.num_steps for arm in arms), default=1)
+        self._curve = Curve(self._deepest)
+        self._chains: list[float] = []
         most = [_LEVEL_VARIANCE] + [_LEAD_VARIANCE] * len(trees)
         self._filter = Filter([0.0] + [TREE_LEAD] * len(trees), most, most)
         self._surprise = 1.0
@@ -86,18 +89,18 @@ class Acceptance:
                 self._curve.age(_CURVE_KEEP)
                 self._curve.observe(accepted, arm.num_steps)
                 self._filter.mean[0] -= _log_odds(self._curve.share(arm.num_steps)) - before
+            self._chains.clear()
         self._drift(_TEXT_DRIFT / batch + _DRAFTER_DRIFT, _LEAD_DRIFT)
 
     def length(self, arm: Choice) -> float:
-        """Tokens that one verify is expected to give a request, the bonus token included; 1 for off.
-
-        A chain accepts what each shallower one would have: what the level adds in log-odds must not turn that round.
-        """
+        """Tokens that one verify is expected to give a request, the bonus token included; 1 for off."""
         if arm is None:
             return 1.0
         if not is_chain(arm):
             return 1.0 + arm.num_steps * self._share(arm)
-        return 1.0 + max(depth * self._share(Arm(depth, 1, depth + 1)) for depth in range(1, arm.num_steps + 1))
+        if not self._chains:  # asked for every arm in every step, and changed by a result alone
+            self._chains.extend(self._lengths())
+        return self._chains[arm.num_steps - 1]
 
     def doubt(self, arm: Choice) -> float:
         """How uncertain an arm's place among the others is: the standard deviation of its drafts' relative error.
@@ -132,6 +135,7 @@ class Acceptance:
             if (part := 0 if each.arm is None else self._part.get(each.arm)) is not None:
                 mean[part], variance[part] = each.mean, each.variance
         self._filter = Filter(mean, variance, most)
+        self._chains.clear()
 
     def _learn(self, arm: Arm, accepted: Sequence[int]) -> None:
         """Level and lead from what an arm had accepted; from too great an error, that something has changed."""
@@ -148,14 +152,34 @@ class Acceptance:
     def _drift(self, level: float, lead: float) -> None:
         self._filter.drift([level] + [lead] * len(self._part))
 
+    def _lengths(self) -> Iterator[float]:
+        """Of chains, by depth from 1.
+
+        A chain accepts what each shallower one would have: what the level adds in log-odds must not turn that round.
+        """
+        most, level = 0.0, exp(self._filter.mean[0])
+        for depth in range(1, self._deepest + 1):
+            most = max(most, depth * self._moved(depth, level))
+            yield 1.0 + most
+
     def _share(self, arm: Arm) -> float:
         """Of its depth, what an arm is expected to have accepted; between 0 and 1, neither included."""
-        mean = self._filter.mean
-        lead = 0.0 if is_chain(arm) else mean[self._part[arm]]
-        odds = _log_odds(self._curve.share(arm.num_steps)) + mean[0] + lead
-        return 1 / (1 + exp(-max(-_FARTHEST, min(_FARTHEST, odds))))
+        lead = 0.0 if is_chain(arm) else self._filter.mean[self._part[arm]]
+        return self._moved(arm.num_steps, exp(self._filter.mean[0] + lead))
+
+    def _moved(self, depth: int, factor: float) -> float:
+        """The curve's share of a depth, its odds times a factor."""
+        odds = _between(_between(_odds(self._curve.share(depth))) * factor)
+        return odds / (1 + odds)
 
 
 def _log_odds(share: float) -> float:
-    share = max(0.001, min(0.999, share))
-    return max(-_FARTHEST, min(_FARTHEST, log(share / (1 - share))))
+    return log(_between(_odds(share)))
+
+
+def _odds(share: float) -> float:
+    return share / max(0.001, 1 - share)
+
+
+def _between(odds: float) -> float:
+    return _LONGEST if odds > _LONGEST else max(odds, 1 / _LONGEST)
