@@ -163,7 +163,7 @@ def table(result: Result) -> str:
     rows.append(["plain, tokens/s", *tables.cells(figures, "tokens_per_s_plain", loads, ",.0f")])
     header = ["speed-up", *(f"batch {tables.numbers_in(load)[0]}" for load in loads)]
     claimed = [
-        [name, f"{figures[name]:.3f}"]
+        [name, f"{figures[name]:.4f}"]
         for name in figures
         if name.startswith("min_ratio") or name == "off_ratio_to_plain"
     ]
