@@ -25,7 +25,7 @@ from benchmarks.bench_strategy import ADAPTIVE, BANDIT, RESERVED, sides
 from benchmarks.command import Models, out, parser, positive
 from benchmarks.comparison import PLAIN
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, trace
-from benchmarks.servers import Request
+from benchmarks.servers import Request, logging_steps
 from benchmarks.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
 from benchmarks.strategies import OFF, Strategies, by_batch, name_of_choice
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
@@ -205,10 +205,10 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     sizes = SIZES if has_gpu() else CPU_SIZES
     every = SMOKE_REQUESTS if arguments.smoke else REQUESTS if has_gpu() else CPU_REQUESTS
     counts = arguments.requests or every
-    config, step_log = logs / "arms.toml", logs / "steps.jsonl"
-    config.write_text(f'step_log = "{step_log}"\n')
+    step_log = logs / "steps.jsonl"
+    flags = tuple(logging_steps(step_log))
     known = sides(sizes, bool(arguments.upstream), arguments.smoke)
-    group = [replace(side, flags=("--tlt-config", str(config))) if side.arms else side for side in known]
+    group = [replace(side, flags=flags) if side.arms else side for side in known]
     shorter = 4 if arguments.smoke else 1
     batches = {count: work(models, count, shorter) for count in counts}
     held = max(sum(int(p["max_new_tokens"]) + RESERVED for _, p in each) for each in batches.values())

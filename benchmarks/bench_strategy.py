@@ -130,7 +130,17 @@ def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
     name = f"batch_{batch}"
     if smoke:
         return Load(name, prompts, 192)  # fewer steps give no window between the first and the last
-    return Load(name, prompts, 2 * TOKENS if batch <= FEW else TOKENS, max(1, AT_LEAST // batch))
+    return Load(name, prompts, length_at(batch), max(1, AT_LEAST // batch))
+
+
+def length_at(batch: int) -> int:
+    """Tokens of each response where so many requests run at once."""
+    return 2 * TOKENS if batch <= FEW else TOKENS
+
+
+def held_at(sizes: Sequence[int]) -> int:
+    """Tokens that a KV cache needs to hold for any of these batches."""
+    return max(size * (length_at(size) + RESERVED) for size in sizes)
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
@@ -140,7 +150,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     prompts = models.prompts(max(batches))
     loads = [load_of(prompts[:batch], arguments.smoke) for batch in batches]
     # all sizes in every part: the server's own buckets depend on those it has graphs for
-    site = Site(models.target, models.drafter, logs, every, max(every) * (TOKENS + RESERVED), arguments.upstream, 2048)
+    site = Site(models.target, models.drafter, logs, every, held_at(every), arguments.upstream, 2048)
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds), 1):

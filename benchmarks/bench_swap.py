@@ -32,7 +32,7 @@ from benchmarks.reload.pushing import WAYS, Events, Push, Swap
 from benchmarks.reload.steps import Intervals, Span, cut, quantile, taken_up
 from benchmarks.reload.streams import Round, Streams, Verdict, beside, judged
 from benchmarks.reload.weights import noisy, shuffled
-from benchmarks.servers import Server
+from benchmarks.servers import Server, logging_steps
 from benchmarks.sides import Side, SideServer, Site, awake, on_ranks, side_by_side
 from tlt_server.config import Arm
 from tlt_server.demo.reference import Reference
@@ -234,9 +234,8 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     with tempfile.TemporaryDirectory(prefix="tlt-drafters-") as scratch, WAYS[arguments.by](models.target) as push:
         folder = Path(scratch)
         drafters = Drafters.make(models.drafter, folder)
-        config, log = folder / "server.toml", folder / "steps.jsonl"
-        config.write_text(f'step_log = "{log}"\n')
-        side = Side("swap", Arm(3, 1, 4), flags=("--tlt-config", str(config), *push.flags, *on_ranks(arguments.ranks)))
+        log = folder / "steps.jsonl"
+        side = Side("swap", Arm(3, 1, 4), flags=(*logging_steps(log), *push.flags, *on_ranks(arguments.ranks)))
         site = Site(models.target, models.drafter, logs, [len(prompts)], len(prompts) * CONTEXT, context=CONTEXT)
         with side_by_side([side], site) as servers, awake(servers["swap"]) as server:
             bench = Bench(server, Streams(server, prompts, size.tokens, log), push, Events(server))

@@ -30,11 +30,11 @@ measure() { # NAME MODULE FLAG ...
   echo "$name: exit $? after $((SECONDS - began)) s; $(tail -n 1 "$out/$name.txt")"
 }
 
-join() { # NAME BENCHMARK
-  local parts=("$out/$1"_[0-9]*.json)
+join() {
+  local parts=("$out"/strategy_[0-9]*.json)
   [ -f "${parts[0]}" ] || return
-  "$python" -m "benchmarks.$2" --join "${parts[@]}" --json "$out/$1.h200.json" >"$out/$1.txt" 2>&1
-  echo "$1: joined ${#parts[@]} parts, exit $?; $out/$1.txt"
+  "$python" -m benchmarks.bench_strategy --join "${parts[@]}" --json "$out/strategy.h200.json" >"$out/strategy.txt" 2>&1
+  echo "strategy: joined ${#parts[@]} parts, exit $?; $out/strategy.txt"
 }
 
 for stage in "$@"; do
@@ -47,7 +47,7 @@ for stage in "$@"; do
     strategy_16) measure strategy_16 bench_strategy "${models[@]}" "${peer[@]}" --batches 16 32 64 128 256 ;;
     drain) measure drain.h200 bench_drain "${models[@]}" "${peer[@]}" ;;
     ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
-    join) join strategy bench_strategy ;;
+    join) join ;;
     *) echo "gpu_strategy: $stage: not a stage" >&2; exit 2 ;;
   esac
 done

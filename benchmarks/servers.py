@@ -82,6 +82,13 @@ class Server:
         return SpecCounts.read(text_string_to_metric_families(scraped))
 
 
+def logging_steps(log: Path) -> list[str]:
+    """The flags of a server that logs its steps to this file (engine/steplog.py); their settings lie beside it."""
+    config = log.with_suffix(".toml")
+    config.write_text(f'step_log = "{log}"\n')
+    return ["--tlt-config", str(config)]
+
+
 @contextmanager
 def serving(arm: str, target: Path, drafter: Path, log: Path) -> Iterator[Server]:
     """A server of an arm."""

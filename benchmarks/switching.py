@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.command import Models, main, parser, positive
 from benchmarks.divergences import divergence_figures, divergences
 from benchmarks.draining import DecodeStep, decode_steps, switching_ms
-from benchmarks.servers import GPU_FLAGS, Request, Server, tokens_of
+from benchmarks.servers import GPU_FLAGS, Request, Server, logging_steps, tokens_of
 from benchmarks.sides import name_of, on_ranks
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
@@ -196,11 +196,9 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
     """All figures."""
     prompts = models.prompts(16 if arguments.smoke else 128)
     log, figures = logs / "switching.log", Figures()
-    config, step_log = logs / "switching.toml", logs / "steps.jsonl"
-    config.write_text(f'step_log = "{step_log}"\n')
-    flags = ["--tlt-config", str(config)]
-    flags += ["--model-path", str(models.target), "--drafter", str(models.drafter), "--decode-log-interval", "10"]
-    flags += on_ranks(arguments.ranks)
+    step_log = logs / "steps.jsonl"
+    flags = ["--model-path", str(models.target), "--drafter", str(models.drafter), "--decode-log-interval", "10"]
+    flags += [*logging_steps(step_log), *on_ranks(arguments.ranks)]
     for arm in ARMS:
         flags += ["--arm", f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}"]
     began = time.monotonic()

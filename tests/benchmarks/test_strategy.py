@@ -60,6 +60,13 @@ def test_what_so_few_sample_decides_much(batch: int, tokens: int, waves: int) ->
     assert (load.batch, load.tokens, load.waves) == (batch, tokens, waves)
 
 
+@pytest.mark.parametrize("sizes", [bench_strategy.BATCHES, bench_strategy.CPU_BATCHES])
+def test_the_cache_holds_every_batch(sizes: Sequence[int]) -> None:
+    for size in sizes:
+        load = load_of([(1, 2)] * size, smoke=False)
+        assert size * (load.tokens + bench_strategy.RESERVED) <= bench_strategy.held_at(sizes)
+
+
 def test_where_nothing_is_drafted_a_quarter_is_enough() -> None:
     load = Load("batch_1", [(1, 2)], 512, waves=8)
     sides = [Side(PLAIN), *fixed({ARMS[0]: 64}, 64), *learning(ARMS), Side("upstream", ARMS[0], upstream=True)]

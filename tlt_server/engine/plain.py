@@ -131,7 +131,7 @@ class PlainSteps:
 
 class OneLaw(Sampler):
     """Upstream's sampler, by the one law of filters on a CPU too (engine/sampling.py), and with fewer kernels to launch
-    where nobody asks for filters or probabilities: a plain step is as long as its launches."""
+    where nobody asks for filters or probabilities."""
 
     def forward(self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any) -> torch.Tensor:
         if return_logprob or self.enable_deterministic or not is_unfiltered(sampling_info):

@@ -67,8 +67,7 @@ class Acceptance:
         arms = set(arms)
         trees = sorted((arm for arm in arms if not is_chain(arm)), key=str)
         self._part = {tree: part for part, tree in enumerate(trees, start=1)}
-        self._deepest = max((arm.num_steps for arm in arms), default=1)
-        self._curve = Curve(self._deepest)
+        self._curve = Curve(max((arm.num_steps for arm in arms), default=1))
         self._chains: list[float] = []
         most = [_LEVEL_VARIANCE] + [_LEAD_VARIANCE] * len(trees)
         self._filter = Filter([0.0] + [TREE_LEAD] * len(trees), most, most)
@@ -158,7 +157,7 @@ class Acceptance:
         A chain accepts what each shallower one would have: what the level adds in log-odds must not turn that round.
         """
         most, level = 0.0, exp(self._filter.mean[0])
-        for depth in range(1, self._deepest + 1):
+        for depth in range(1, len(self._curve.trials) + 1):
             most = max(most, depth * self._moved(depth, level))
             yield 1.0 + most
 

@@ -102,7 +102,7 @@ class Bandit:
         """A step's result has been learned from: decides what its bucket does next."""
         if seconds is not None:
             self._budget.earn(seconds)
-            if pull.arm and pull.behind:
+            if pull.reads:
                 self._reading.observe(pull.behind, seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
             if pull.charged:
                 self._explored(pull, seconds)

@@ -95,12 +95,9 @@ class _Line:
         points = [(batch, seconds - self._slope * cached) for batch, (cached, seconds) in sorted(means.items())]
         self._batches = [batch for batch, _ in points]
         self._seconds = [seconds for _, seconds in points]
-        self._known: dict[int, float] = {}
 
     def seconds(self, batch: int, cached: int) -> float:
-        if batch not in self._known:  # asked for every arm in every step
-            self._known[batch] = self._at(batch)
-        return self._slope * cached + self._known[batch]
+        return self._slope * cached + self._at(batch)
 
     def _at(self, batch: int) -> float:
         batches, seconds = self._batches, self._seconds

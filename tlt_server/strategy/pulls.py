@@ -25,7 +25,7 @@ class Pull(NamedTuple):
     cached: tokens in the KV cache, of all requests.
     launched: seconds, on the clock of the results.
     charged: seconds of the exploration's budget that it was launched with; 0 where it does not explore.
-    behind: tokens of all requests that the drafter has missed: an arm's step begins with reading them.
+    behind: tokens of all requests that the drafter has missed.
     """
 
     arm: Choice
@@ -34,6 +34,11 @@ class Pull(NamedTuple):
     launched: float
     charged: float = 0.0
     behind: int = 0
+
+    @property
+    def reads(self) -> bool:
+        """Whether the drafter reads first what it has missed: the step's time is not all its arm's."""
+        return self.arm is not None and self.behind > 0
 
 
 class UnderWay:

@@ -95,7 +95,7 @@ class Selector:
         if found is None or not accepted:
             return
         pull, seconds = found
-        own = None if pull.arm and pull.behind else seconds
+        own = None if pull.reads else seconds
         self._knowledge.observe(pull.arm, batch, pull.cached, accepted, own)
         if own is not None:
             self._tallies.add(pull, own)
