@@ -25,7 +25,7 @@ All are means, not the paper's medians: tokens add up. At batch 1, where a rewar
 the arm of the higher median is often not the one that makes more tokens.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import exp, log, sqrt
 
 from tlt_server.config import Arm
@@ -52,9 +52,8 @@ changes; and the mean at which something has."""
 _MOST_ERROR = 2.0
 """Log-odds that one result may be off by: it is no straight line that far out."""
 
-_LONGEST = exp(4)
-"""Odds of a share that is as good as 1, 0.982, and their inverse of one as good as 0: beyond, a change would be noticed
-too late."""
+_LONGEST, _SHORTEST = exp(4), exp(-4)
+"""Odds of shares that are as good as 1 and 0, 0.982 and 0.018: beyond, a change would be noticed too late."""
 
 
 class Acceptance:
@@ -68,7 +67,8 @@ class Acceptance:
         trees = sorted((arm for arm in arms if not is_chain(arm)), key=str)
         self._part = {tree: part for part, tree in enumerate(trees, start=1)}
         self._curve = Curve(max((arm.num_steps for arm in arms), default=1))
-        self._chains: list[float] = []
+        self._depths = sorted({arm.num_steps for arm in arms if is_chain(arm)})
+        self._chains: dict[int, float] = {}
         most = [_LEVEL_VARIANCE] + [_LEAD_VARIANCE] * len(trees)
         self._filter = Filter([0.0] + [TREE_LEAD] * len(trees), most, most)
         self._surprise = 1.0
@@ -84,12 +84,12 @@ class Acceptance:
         if arm is not None:
             self._learn(arm, accepted)
             if is_chain(arm):
-                before = _log_odds(self._curve.share(arm.num_steps))
+                before = _between(self._curve.odds(arm.num_steps))
                 self._curve.age(_CURVE_KEEP)
                 self._curve.observe(accepted, arm.num_steps)
-                self._filter.mean[0] -= _log_odds(self._curve.share(arm.num_steps)) - before
+                self._filter.mean[0] -= log(_between(self._curve.odds(arm.num_steps)) / before)
             self._chains.clear()
-        self._drift(_TEXT_DRIFT / batch + _DRAFTER_DRIFT, _LEAD_DRIFT)
+        self._filter.drift(_TEXT_DRIFT / batch + _DRAFTER_DRIFT, _LEAD_DRIFT)
 
     def length(self, arm: Choice) -> float:
         """Tokens that one verify is expected to give a request, the bonus token included; 1 for off."""
@@ -98,8 +98,8 @@ class Acceptance:
         if not is_chain(arm):
             return 1.0 + arm.num_steps * self._share(arm)
         if not self._chains:  # asked for every arm in every step, and changed by a result alone
-            self._chains.extend(self._lengths())
-        return self._chains[arm.num_steps - 1]
+            self._chains = self._lengths()
+        return self._chains[arm.num_steps]
 
     def doubt(self, arm: Choice) -> float:
         """How uncertain an arm's place among the others is: the standard deviation of its drafts' relative error.
@@ -115,7 +115,7 @@ class Acceptance:
         """Another target or drafter is in force: what was accepted before says less."""
         self._surprise = 1.0
         self._curve.age(0.0)
-        self._drift(_LEVEL_SWAP, _LEAD_SWAP)
+        self._filter.drift(_LEVEL_SWAP, _LEAD_SWAP)
 
     def learned(self) -> LearnedAcceptance:
         """All of it, to be restored; of the covariances the diagonal."""
@@ -148,18 +148,16 @@ class Acceptance:
         if self._surprise > _SURPRISING:
             self.weights_changed()
 
-    def _drift(self, level: float, lead: float) -> None:
-        self._filter.drift([level] + [lead] * len(self._part))
-
-    def _lengths(self) -> Iterator[float]:
-        """Of chains, by depth from 1.
+    def _lengths(self) -> dict[int, float]:
+        """Of chains, by depth.
 
         A chain accepts what each shallower one would have: what the level adds in log-odds must not turn that round.
         """
-        most, level = 0.0, exp(self._filter.mean[0])
-        for depth in range(1, len(self._curve.trials) + 1):
+        most, level, found = 0.0, exp(self._filter.mean[0]), {}
+        for depth in self._depths:
             most = max(most, depth * self._moved(depth, level))
-            yield 1.0 + most
+            found[depth] = 1.0 + most
+        return found
 
     def _share(self, arm: Arm) -> float:
         """Of its depth, what an arm is expected to have accepted; between 0 and 1, neither included."""
@@ -168,17 +166,9 @@ class Acceptance:
 
     def _moved(self, depth: int, factor: float) -> float:
         """The curve's share of a depth, its odds times a factor."""
-        odds = _between(_between(_odds(self._curve.share(depth))) * factor)
+        odds = _between(_between(self._curve.odds(depth)) * factor)
         return odds / (1 + odds)
 
 
-def _log_odds(share: float) -> float:
-    return log(_between(_odds(share)))
-
-
-def _odds(share: float) -> float:
-    return share / max(0.001, 1 - share)
-
-
 def _between(odds: float) -> float:
-    return _LONGEST if odds > _LONGEST else max(odds, 1 / _LONGEST)
+    return _LONGEST if odds > _LONGEST else _SHORTEST if odds < _SHORTEST else odds

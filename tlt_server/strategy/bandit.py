@@ -62,7 +62,8 @@ class Bandit:
         self._budget = Budget(share)
         self._steps = [0] * len(buckets.all)
         self._pulled: list[dict[Choice, int]] = [dict.fromkeys(bucket.arms, 0) for bucket in buckets.all]
-        self._in_force = [_best(self._rates(bucket, buckets.last(bucket), 0)) for bucket in range(len(buckets.all))]
+        lasts = map(buckets.last, range(len(buckets.all)))
+        self._in_force = [_best(knowledge.rates(b.arms, last, 0)) for b, last in zip(buckets.all, lasts, strict=True)]
         self._exploring: tuple[int, Choice] | None = None
         self._reading = Reading()
         self._behind = 0
@@ -94,7 +95,8 @@ class Bandit:
         if arm == self._in_force[bucket]:
             return 0.0
         seconds = self._knowledge.seconds(arm, batch, cached)
-        charge = self._lost(arm, batch, cached, seconds + (self._reading.seconds(behind) if arm else 0.0))
+        best = self._knowledge.rate(self._in_force[bucket], batch, cached)
+        charge = self._lost(arm, batch, seconds + (self._reading.seconds(behind) if arm else 0.0), best)
         self._budget.spend(charge)
         return charge
 
@@ -113,13 +115,15 @@ class Bandit:
         self._budget.release()
 
     def _explored(self, pull: Pull, seconds: float) -> None:
-        self._budget.spend(self._lost(pull.arm, pull.batch, pull.cached, seconds) - pull.charged)
+        bucket = self._buckets.index(pull.batch)
+        best = self._knowledge.rate(self._in_force[bucket], pull.batch, pull.cached)
+        self._budget.spend(self._lost(pull.arm, pull.batch, seconds, best) - pull.charged)
         if FAR * seconds < self._knowledge.seconds(pull.arm, pull.batch, pull.cached):
             # far faster than known: looked at again at once, for it takes a few in a row to be believed
-            self._pulled[self._buckets.index(pull.batch)][pull.arm] = 0
+            self._pulled[bucket][pull.arm] = 0
 
     def _decide(self, bucket: int, batch: int, cached: int) -> None:
-        rates = self._rates(bucket, batch, cached)
+        rates = self._knowledge.rates(self._buckets.all[bucket].arms, batch, cached)
         best, before = _best(rates), self._in_force[bucket]
         margin = max(MARGIN, PATIENCE * self._knowledge.acceptance.doubt(before))
         if rates[best] > (1 + margin) * rates[before]:
@@ -128,17 +132,12 @@ class Bandit:
         if rival := self._rival(bucket, rates, before):
             seconds = self._knowledge.seconds(rival[0], batch, cached)
             seconds += self._reading.seconds(self._behind)
-            if self._budget.affords(self._lost(rival[0], batch, cached, seconds)):
+            if self._budget.affords(self._lost(rival[0], batch, seconds, rates[before])):
                 self._exploring = bucket, rival[0]
 
-    def _lost(self, arm: Choice, batch: int, cached: int, seconds: float) -> float:
-        """Of a step's seconds, those in which the arm in force would not have made its tokens."""
-        in_force = self._in_force[self._buckets.index(batch)]
-        tokens = batch * self._knowledge.acceptance.length(arm)
-        return max(LEAST * seconds, seconds - tokens / self._knowledge.rate(in_force, batch, cached))
-
-    def _rates(self, bucket: int, batch: int, cached: int) -> dict[Choice, float]:
-        return {arm: self._knowledge.rate(arm, batch, cached) for arm in self._buckets.all[bucket].arms}
+    def _lost(self, arm: Choice, batch: int, seconds: float, best: float) -> float:
+        """Of a step's seconds, those in which the arm in force, which makes `best`, would not have made its tokens."""
+        return max(LEAST * seconds, seconds - batch * self._knowledge.acceptance.length(arm) / best)
 
     def _rival(self, bucket: int, rates: dict[Choice, float], in_force: Choice) -> tuple[Choice] | None:
         """The arm that is most worth a look; None where there is no other."""

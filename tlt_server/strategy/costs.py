@@ -97,18 +97,15 @@ class _Line:
         self._seconds = [seconds for _, seconds in points]
 
     def seconds(self, batch: int, cached: int) -> float:
-        return self._slope * cached + self._at(batch)
-
-    def _at(self, batch: int) -> float:
-        batches, seconds = self._batches, self._seconds
+        batches, seconds, more = self._batches, self._seconds, self._slope * cached
         right = bisect_left(batches, batch)
         if right < len(batches) and (batches[right] == batch or right == 0):
-            return seconds[right]
+            return more + seconds[right]
         right = min(right, len(batches) - 1)  # beyond the largest: the line through the last two
         if right == 0:
-            return seconds[0]
+            return more + seconds[0]
         share = (batch - batches[right - 1]) / (batches[right] - batches[right - 1])
-        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+        return more + seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
 
 def _means(timings: list[Timing]) -> tuple[float, float]:

@@ -35,7 +35,7 @@ class Curve:
         reached = len(accepted)
         for k in range(steps):
             self.trials[k] += reached
-            reached -= counts[k]
+            reached -= counts.get(k, 0)
             self.hits[k] += reached
         self._refresh()
 
@@ -53,15 +53,15 @@ class Curve:
         self.trials[:depth], self.hits[:depth] = trials[:depth], hits[:depth]
         self._refresh()
 
-    def share(self, steps: int) -> float:
-        """Of the drafts of a chain of this depth, those expected to be accepted; between 0 and 1."""
-        return self._shares[steps - 1]
+    def odds(self, steps: int) -> float:
+        """Drafts of a chain of this depth expected to be accepted, over those expected not to be; at most 1000."""
+        return self._odds[steps - 1]
 
     def _refresh(self) -> None:
         rate, survival, total = _FIRST_RATE, 1.0, 0.0
-        self._shares = []
+        self._odds = []
         for depth, (trials, hits) in enumerate(zip(self.trials, self.hits, strict=True), start=1):
             rate = (hits + _PRIOR_TRIALS * rate) / (trials + _PRIOR_TRIALS)
             survival *= rate
             total += survival
-            self._shares.append(total / depth)
+            self._odds.append(total / (depth - total) if total < 0.999 * depth else 1000.0)

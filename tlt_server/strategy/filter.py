@@ -27,17 +27,24 @@ class Filter:
         Returns:
             The error squared, over its expectation.
         """
-        shared = [sum(row[part] for part in parts) for row in self.covariance]
-        total = noise + sum(shared[part] for part in parts)
-        for i, ours in enumerate(shared):
+        first, *others = parts
+        shared = self.covariance[first].copy()
+        for part in others:
+            for i, theirs in enumerate(self.covariance[part]):
+                shared[i] += theirs
+        total = noise + sum([shared[part] for part in parts])
+        for i, (ours, row) in enumerate(zip(shared, self.covariance, strict=True)):
             gain = ours / total
             self.mean[i] += gain * error
-            row = self.covariance[i]
-            self.covariance[i] = [known - gain * theirs for known, theirs in zip(row, shared, strict=True)]
+            for j, theirs in enumerate(shared):  # a comprehension takes three times as long in so small a matrix
+                row[j] -= gain * theirs
         return error * error / total
 
-    def drift(self, variance: Sequence[float]) -> None:
-        """Time, or an event, makes the parts less certain."""
-        for i, (more, most) in enumerate(zip(variance, self.most, strict=True)):
+    def drift(self, first: float, others: float) -> None:
+        """Time, or an event, makes the parts less certain: by so much variance the first, and each of the others."""
+        more = first
+        for i, most in enumerate(self.most):
             known = self.covariance[i][i]
-            self.covariance[i][i] = max(known, min(known + more, most))
+            if known < most:
+                self.covariance[i][i] = min(known + more, most)
+            more = others

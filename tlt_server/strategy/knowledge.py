@@ -14,7 +14,7 @@ machine, known from start-up timing (costs.py) but for a factor that is measured
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from tlt_server.strategy.acceptance import Acceptance
@@ -48,10 +48,11 @@ class Pace:
         """A measured step; `step` counts the decode steps of the server."""
         samples = self._samples
         samples.append((step, ratio))
-        newest = [samples[-1 - back][1] / self.value for back in range(min(_IN_A_ROW, len(samples)))]
-        if min(newest) > FAR or max(newest) < 1 / FAR:
-            while len(samples) > _IN_A_ROW:
-                samples.popleft()
+        if not self.value / FAR <= ratio <= self.value * FAR:
+            newest = self.ratios[-_IN_A_ROW:]
+            if min(newest) > self.value * FAR or max(newest) < self.value / FAR:
+                while len(samples) > _IN_A_ROW:
+                    samples.popleft()
         while len(samples) > _ALWAYS and samples[0][0] < step - _RECENT:
             samples.popleft()
         self.value = median(self.ratios)
@@ -72,7 +73,7 @@ class Knowledge:
         self._costs = costs
         self.acceptance = Acceptance(arm for arm in costs.arms if arm is not None)
         self._buckets = buckets
-        self._paces: list[dict[Choice, Pace]] = [{} for _ in buckets.all]
+        self._paces: list[dict[Choice, Pace]] = [{arm: Pace() for arm in costs.arms} for _ in buckets.all]
         self._step = 0
 
     def observe(self, arm: Choice, batch: int, cached: int, accepted: Sequence[int], seconds: float | None) -> None:
@@ -88,19 +89,21 @@ class Knowledge:
         self._step += 1
         self.acceptance.observe(arm, batch, accepted)
         if seconds is not None:
-            paces = self._paces[self._buckets.index(batch)]
-            if arm not in paces:
-                paces[arm] = Pace()
-            paces[arm].add(seconds / self._costs.seconds(arm, batch, cached), self._step)
+            pace = self._paces[self._buckets.index(batch)][arm]
+            pace.add(seconds / self._costs.seconds(arm, batch, cached), self._step)
 
     def seconds(self, arm: Choice, batch: int, cached: int) -> float:
         """Expected of a step."""
-        pace = self._paces[self._buckets.index(batch)].get(arm)
-        return self._costs.seconds(arm, batch, cached) * (pace.value if pace else 1.0)
+        return self._costs.seconds(arm, batch, cached) * self._paces[self._buckets.index(batch)][arm].value
 
     def rate(self, arm: Choice, batch: int, cached: int) -> float:
         """Expected tokens per second, of all requests together."""
-        return batch * self.acceptance.length(arm) / self.seconds(arm, batch, cached)
+        return self.rates((arm,), batch, cached)[arm]
+
+    def rates(self, arms: Iterable[Choice], batch: int, cached: int) -> dict[Choice, float]:
+        """Likewise, of each of these arms."""
+        paces, length, seconds = self._paces[self._buckets.index(batch)], self.acceptance.length, self._costs.seconds
+        return {arm: batch * length(arm) / (seconds(arm, batch, cached) * paces[arm].value) for arm in arms}
 
     def learned(self) -> Learned:
         """All of it, to be restored."""

@@ -1,0 +1,30 @@
+"""The filter against the textbook's formulas, in matrices."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.strategy.filter import Filter
+
+VARIANCES = st.floats(1e-4, 2.0)
+STEPS = st.tuples(st.integers(0, 3), st.floats(-2.0, 2.0), st.floats(1e-2, 50.0), VARIANCES)
+
+
+@given(st.lists(VARIANCES, min_size=4, max_size=4), st.lists(STEPS, max_size=30))
+def test_learning_is_kalmans(variance: list[float], steps: list[tuple[int, float, float, float]]) -> None:
+    ours = Filter([0.0, 1.0, 1.0, 1.0], variance, [2.0] * 4)
+    mean, covariance = np.array([0.0, 1.0, 1.0, 1.0]), np.diag(variance)
+    for lead, error, noise, drift in steps:
+        parts = (0, lead) if lead else (0,)
+        of = np.zeros(4)
+        of[list(parts)] = 1
+        expected = of @ covariance @ of + noise
+        gain = covariance @ of / expected
+        mean, covariance = mean + gain * error, covariance - np.outer(gain, of @ covariance)
+        assert np.isclose(ours.learn(parts, error, noise), error**2 / expected)
+        np.testing.assert_allclose(ours.mean, mean, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(ours.covariance, covariance, rtol=1e-6, atol=1e-9)
+        ours.drift(drift, drift / 2)
+        known = np.diag(covariance)
+        more = np.minimum(known + np.array([drift, *[drift / 2] * 3]), 2.0)
+        np.fill_diagonal(covariance, np.maximum(known, more))
