@@ -148,7 +148,8 @@ def drawn_of_two(server: Server, prompts: Sequence[Tokens], step_log: Path, leng
     params = {"temperature": 1, "max_new_tokens": length, "ignore_eos": True}
     found: dict[tuple[Arm | None, Arm | None], list[DecodeStep]] = {}
     for pair in PAIRS:
-        strategy(server, mode="paper", epsilon=1.0, buckets=[{"first": 1, "arms": [described(arm) for arm in pair]}])
+        drawn = {"first": 1, "arms": [described(arm) for arm in pair]}
+        strategy(server, mode="paper", epsilon=1.0, buckets=[drawn, {"first": PAIRED + 1, "arms": [None]}])
         since = step_log.stat().st_size
         server.ask([(prompt, params) for prompt in prompts[:PAIRED]], at_once=PAIRED, together=PAIRED)
         found[pair] = decode_steps(read_steps(step_log, since))
