@@ -5,7 +5,6 @@ gone on. That is a survival curve under censoring, and its estimator is Kaplan a
 share accepted of those that got so far. A position that no chain has reached is taken to go on like the one before it.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 _FIRST_RATE = 0.7
@@ -31,11 +30,11 @@ class Curve:
 
     def observe(self, accepted: Sequence[int], steps: int) -> None:
         """One verified batch of a chain of so many steps: accepted drafts of each request."""
-        counts = Counter(accepted)
-        reached = len(accepted)
+        ends = bytes(accepted)  # which are counted several times as fast as a list of integers
+        reached = len(ends)
         for k in range(steps):
             self.trials[k] += reached
-            reached -= counts.get(k, 0)
+            reached -= ends.count(k)
             self.hits[k] += reached
         self._refresh()
 
@@ -43,7 +42,7 @@ class Curve:
         """Makes all that was observed count less, down to a remembered few. It shows with the next observation."""
         for k, trials in enumerate(self.trials):
             if trials > _REMEMBERED:
-                less = max(keep, _REMEMBERED / trials)
+                less = keep if keep * trials > _REMEMBERED else _REMEMBERED / trials
                 self.trials[k] *= less
                 self.hits[k] *= less
 
