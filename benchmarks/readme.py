@@ -43,6 +43,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),
     "switching": (switching.table, ["switching.h200"]),
+    "switching_ranks": (switching.table, ["switching.h200x2"]),
     "trainer": (training.trainer, ["trainer.h200"]),
     "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }

@@ -22,6 +22,7 @@ import httpx
 import torch
 from rich.console import Console
 
+from benchmarks import tables
 from benchmarks.command import Models, main, parser, positive
 from benchmarks.divergences import divergence_figures, divergences
 from benchmarks.draining import DecodeStep, decode_steps, switching_ms
@@ -222,8 +223,16 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
 
 
 def table(result: Result) -> str:
-    """The figures, one a line."""
-    return "\n".join(["| figure | value |", "|---|---|", *(f"| {k} | {v:.6g} |" for k, v in result.figures.items())])
+    """Milliseconds of a step by arm and batch size; then every figure that is of no arm."""
+    figures = result.figures
+    sizes = [size for size in BATCHES if f"step_ms_off_batch_{size}" in figures]
+    steps = []
+    for side in ("off", *map(name_of, ARMS)):
+        label = side if side == "off" else tables.label(side)
+        steps.append([label, *tables.cells(figures, f"step_ms_{side}", [f"batch_{size}" for size in sizes])])
+    whole = [[name, f"{value:.6g}"] for name, value in figures.items() if "_batch_" not in name]
+    shown = tables.table(["a step, ms", *(f"batch {size}" for size in sizes)], steps)
+    return "\n\n".join((tables.origin(result), shown, tables.table(["figure", ""], whole)))
 
 
 if __name__ == "__main__":

@@ -94,9 +94,8 @@ class Bandit:
         self._pulled[bucket][arm] = self._steps[bucket]
         if arm == self._in_force[bucket]:
             return 0.0
-        seconds = self._knowledge.seconds(arm, batch, cached)
         best = self._knowledge.rate(self._in_force[bucket], batch, cached)
-        charge = self._lost(arm, batch, seconds + (self._reading.seconds(behind) if arm else 0.0), best)
+        charge = self._lost(arm, batch, self._seconds(arm, batch, cached, behind), best)
         self._budget.spend(charge)
         return charge
 
@@ -130,10 +129,13 @@ class Bandit:
             self._in_force[bucket] = before = best
         self._exploring = None
         if rival := self._rival(bucket, rates, before):
-            seconds = self._knowledge.seconds(rival[0], batch, cached)
-            seconds += self._reading.seconds(self._behind)
+            seconds = self._seconds(rival[0], batch, cached, self._behind)
             if self._budget.affords(self._lost(rival[0], batch, seconds, rates[before])):
                 self._exploring = bucket, rival[0]
+
+    def _seconds(self, arm: Choice, batch: int, cached: int, behind: int) -> float:
+        """Expected of a step, with what the drafter reads first: off reads nothing."""
+        return self._knowledge.seconds(arm, batch, cached) + (self._reading.seconds(behind) if arm else 0.0)
 
     def _lost(self, arm: Choice, batch: int, seconds: float, best: float) -> float:
         """Of a step's seconds, those in which the arm in force, which makes `best`, would not have made its tokens."""
