@@ -31,12 +31,19 @@ class Server:
     """A scheduler that launches one step ahead. An arm takes `slower` times as long as timed; drafts fare as drawn.
 
     reading: seconds that the drafter takes, before a step with an arm, for each plain step that it missed.
+    waiting_s: for which its launch waits for the GPU first, so that the result of the step before is settled late.
     """
 
     def __init__(
-        self, chosen: Selector, random: Random, slower: dict[Choice, float] | None = None, reading: float = 0.0
+        self,
+        chosen: Selector,
+        random: Random,
+        slower: dict[Choice, float] | None = None,
+        reading: float = 0.0,
+        waiting_s: float = 0.0,
     ) -> None:
         self.selector, self.random, self.slower, self.reading = chosen, random, slower or {}, reading
+        self.waiting_s = waiting_s
         self.missed, self.read = 0, 0.0
         self.now = self.free = 0.0
         self.waiting: tuple[int, list[int], float] | None = None
@@ -46,7 +53,9 @@ class Server:
         arm = self.selector.table().arm(batch)
         self.selector.launched(arm, batch, 100 * batch, self.free, self.missed * batch)
         if self.waiting is not None:
-            self.selector.settled(*self.waiting)
+            if arm and self.missed:
+                self.now += self.waiting_s
+            self.selector.settled(*self.waiting[:2], self.now)
         seconds = MS[arm] / 1000 * self.slower.get(arm, 1.0) * self.random.uniform(0.95, 1.05)
         reads = self.reading * self.missed if arm else 0.0
         self.read, seconds = self.read + reads, seconds + reads
@@ -83,7 +92,7 @@ def test_equal_seeds_and_results_give_equal_decisions(mode: str, batches: list[i
 )
 def test_exploration_never_loses_more_than_its_share(phases: list[tuple[int, float]], share: float, seed: int) -> None:
     """At every launch, though arms turn out many times slower than timed: what has been lost so far exceeds the share
-    of the time so far by no more than the two looks that may have been under way, at what they turned out to lose.
+    of the time so far by no more than the three steps of looks that may be chosen before the first is settled.
     """
     server = Server(selector(seed), Random(seed))
     server.selector.configure(update("bandit", exploration=share))
@@ -95,7 +104,7 @@ def test_exploration_never_loses_more_than_its_share(phases: list[tuple[int, flo
             server.step(batch)
             longest = max(longest, server.pulled[-1][2])
             report = server.selector.report()
-            assert report.explored_lost_s <= share * server.now + 2 * longest
+            assert report.explored_lost_s <= share * server.now + 3 * longest
 
 
 def test_a_look_waits_until_it_is_affordable() -> None:
@@ -263,3 +272,18 @@ def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int) -> Non
     assert arms.count(None) > 4500, "off is best"
     assert set(arms) > {None}
     assert server.read - read < 0.02 * (server.now - began)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int) -> None:
+    """What follows a look at off waits for the GPU; off, 7 % slower at first and 7 % faster later, must be found."""
+    server = Server(selector(seed), Random(seed), {DEEP: 2.0, TREE: 2.0}, waiting_s=0.010)
+    for _ in range(3000):
+        server.step(32)
+    arms = [arm for _, arm, _ in server.pulled[-1000:]]
+    assert arms.count(SHALLOW) > 900
+    server.slower[SHALLOW] = 1.15
+    for _ in range(3000):
+        server.step(32)
+    arms = [arm for _, arm, _ in server.pulled[-1000:]]
+    assert arms.count(None) > 750

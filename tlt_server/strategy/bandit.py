@@ -24,7 +24,8 @@ an estimate: all explored steps together take ten times the budget's share at mo
 
 **Off** is in force where no arm is expected to beat plain decoding. What it is left for is known from exploration: a
 pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks. A look from
-off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well.
+off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well. A look
+at off takes two steps, for the second is settled behind that reading, and only the first tells what off takes.
 """
 
 from math import sqrt
@@ -66,7 +67,7 @@ class Bandit:
         self._in_force = [_best(knowledge.rates(b.arms, last, 0)) for b, last in zip(buckets.all, lasts, strict=True)]
         self._exploring: tuple[int, Choice] | None = None
         self._reading = Reading()
-        self._behind = 0
+        self._behind = self._plain = 0  # tokens that the drafter missed; steps with off in a row
 
     @property
     def lost_s(self) -> float:
@@ -90,6 +91,7 @@ class Bandit:
         bucket = self._buckets.index(batch)
         self._exploring = None
         self._behind = 0 if arm else behind + batch
+        self._plain = 0 if arm else self._plain + 1
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
         if arm == self._in_force[bucket]:
@@ -99,14 +101,19 @@ class Bandit:
         self._budget.spend(charge)
         return charge
 
-    def settled(self, pull: Pull, seconds: float | None) -> None:
-        """A step's result has been learned from: decides what its bucket does next."""
+    def settled(self, pull: Pull, seconds: float | None, own: float | None) -> None:
+        """A step's result has been learned from: decides what its bucket does next.
+
+        Args:
+            seconds: that passed; own: of them, those that are the step's doing. None: not known.
+        """
         if seconds is not None:
             self._budget.earn(seconds)
+        if seconds is not None and own is not None:
             if pull.reads:
-                self._reading.observe(pull.behind, seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
+                self._reading.observe(pull.behind, own - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
             if pull.charged:
-                self._explored(pull, seconds)
+                self._explored(pull, own if pull.reads else seconds)
         self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
 
     def weights_changed(self) -> None:
@@ -128,9 +135,12 @@ class Bandit:
         if rates[best] > (1 + margin) * rates[before]:
             self._in_force[bucket] = before = best
         self._exploring = None
-        if rival := self._rival(bucket, rates, before):
+        if self._plain == 1 and before is not None and self._budget.left >= 0:
+            self._exploring = bucket, None  # the second step of a look at off
+        elif rival := self._rival(bucket, rates, before):
             seconds = self._seconds(rival[0], batch, cached, self._behind)
-            if self._budget.affords(self._lost(rival[0], batch, seconds, rates[before])):
+            steps = 1 if rival[0] else 2
+            if self._budget.affords(steps * self._lost(rival[0], batch, seconds, rates[before])):
                 self._exploring = bucket, rival[0]
 
     def _seconds(self, arm: Choice, batch: int, cached: int, behind: int) -> float:

@@ -66,6 +66,10 @@ class UnderWay:
         if not (self._pulls and self._pulls[-1] is None):
             self._pulls.append(None)
 
+    def reading(self) -> bool:
+        """Whether the step that was launched next begins with the drafter's reading."""
+        return bool(self._pulls) and (pull := self._pulls[0]) is not None and pull.reads
+
     def settle(self, batch: int, now: float, most_accepted: int = 0) -> tuple[Pull, float | None] | None:
         """The step of a result, and its seconds; None for the seconds where they are not the step's own.
 

@@ -52,6 +52,8 @@ class Selector:
         self._costs, self._captured, self._largest = costs, captured, largest
         self._own, self._random = buckets, random
         self._under_way = UnderWay()
+        self._before: Choice = None
+        self._over = 0.0  # seconds that the step before took more than expected
         self._arrange(schemas.StrategyUpdate("bandit"), None)
 
     def table(self) -> ArmTable:
@@ -95,13 +97,14 @@ class Selector:
         if found is None or not accepted:
             return
         pull, seconds = found
-        own = None if pull.reads else seconds
-        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, own)
-        if own is not None:
-            self._tallies.add(pull, own)
-            self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), own)
+        own = self._own_seconds(pull, seconds)
+        alone = not (pull.reads or self._under_way.reading())
+        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, own if alone else None)
+        if seconds is not None and alone:
+            self._tallies.add(pull, seconds)
+            self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
         if self._settings.mode == "bandit":
-            self._bandit.settled(pull, seconds)
+            self._bandit.settled(pull, seconds, own)
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force: what was accepted before says less. What a step costs stays."""
@@ -149,6 +152,20 @@ class Selector:
                 for i, first in enumerate(self._buckets.firsts)
             ),
         )
+
+    def _own_seconds(self, pull: Pull, seconds: float | None) -> float | None:
+        """What a step takes where it does not follow one with another arm.
+
+        Under overlap a result is settled behind the launch of the next step. So a step that another arm follows seems
+        longer, or shorter, by what that arm's launch takes more or less: on an H200 by 1 ms of 10 for a tree behind a
+        chain, and by 10 ms where the drafter reads first, which waits for the GPU. That is the follower's.
+        """
+        before, self._before = self._before, pull.arm
+        over, self._over = self._over, 0.0
+        if seconds is None:
+            return None
+        self._over = seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached)
+        return seconds if pull.arm == before else max(seconds + over, seconds / 2)
 
     def _arrange(self, settings: schemas.StrategyUpdate, learned: Learned | None) -> None:
         self._settings = settings
