@@ -19,7 +19,7 @@ from tlt_server.support import as_markdown
 TOP = Path(__file__).parents[1]
 READMES = (TOP / "README.md", TOP / "benchmarks/README.md")
 RESULTS = TOP / "benchmarks/results"
-TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200", "profile.h200")  # tables that are read together
+TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200")  # tables that are read together
 TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
     "faster": (tables.headline, ["speedup.h200"]),
@@ -39,6 +39,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "online_cpu": (online.online, ["online.cpu2"]),
     "losses": (bench_losses.shown, ["losses.h200"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
+    "strategy_large": (bench_strategy.table, ["strategy.h200_large"]),
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),

@@ -164,20 +164,24 @@ def drawn_of_two(server: Server, prompts: Sequence[Tokens], step_log: Path, leng
     return {name: value for name, value in taken.items() if value is not None}
 
 
-def endure(server: Server, prompts: Sequence[Tokens], steps: int) -> Figures:
-    """Batches drain with an arm drawn for each step, until so many steps have counted.
+def endure(server: Server, prompts: Sequence[Tokens], steps: int, step_log: Path) -> Figures:
+    """Batches drain with an arm drawn for each step, for so many decode steps.
 
     Raises:
         RuntimeError: a request failed.
     """
     lottery(server)
     params = [{"temperature": 1, "max_new_tokens": 16 + 8 * i, "ignore_eos": True} for i in range(len(prompts))]
-    while (done := sum(pulls(server).values())) < steps:
+    done = switched = 0
+    while done < steps:
+        since = step_log.stat().st_size
         server.ask(list(zip(prompts, params, strict=True)), at_once=len(prompts))
+        arms = [step.arm for step in read_steps(step_log, since) if step.decode]
+        done, switched = done + len(arms), switched + sum(one != other for one, other in itertools.pairwise(arms))
+        _out.print(f"{done} of {steps} steps, {switched} of them with another arm than the one before")
         if server.failed:
             raise RuntimeError(f"{server.failed} of {server.requests} requests failed after {done} steps")
-        _out.print(f"{done} of {steps} steps before this batch")
-    return {"drawn_steps": done}
+    return {"drawn_steps": done, "switched_steps": switched}
 
 
 def said(log: Path) -> Figures:
@@ -211,7 +215,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figur
             figures |= compare(server, models, prompts[: 16 if arguments.smoke else 64], 48 if arguments.smoke else 256)
             figures |= costs(server, prompts, arguments.smoke)
             figures |= drawn_of_two(server, prompts, step_log, 192 if arguments.smoke else 768)
-            figures |= endure(server, prompts[:64], arguments.steps) if arguments.steps else {}
+            figures |= endure(server, prompts[:64], arguments.steps, step_log) if arguments.steps else {}
             figures |= {"requests": server.requests, "failed_requests": server.failed}
     except (httpx.HTTPError, RuntimeError) as error:
         _out.print(f"the server failed: {error}")
