@@ -14,7 +14,7 @@ from tlt_client import schemas
 from tests.strategy.kit import BUCKETS, CAPTURED, DEEP, LARGEST, MS, SHALLOW, TREE, costs, selector
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
-from tlt_server.strategy.arms import ArmTable, Choice
+from tlt_server.strategy.arms import ArmTable, Bucket, Choice
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.selector import Selector
@@ -73,6 +73,18 @@ def test_no_arm_runs_beyond_the_sizes_it_was_captured_for(mode: str, batches: li
     for batch in batches:
         server.step(batch)
     assert all(arm is None or batch <= CAPTURED[arm] for batch, arm, _ in server.pulled)
+
+
+@given(BATCHES, st.integers(0, 5))
+def test_no_arm_runs_outside_of_its_buckets(batches: list[int], seed: int) -> None:
+    """Off as little as any other: requests that end may leave a bucket that looks at off for one that has none."""
+    buckets = (Bucket(1, (SHALLOW, TREE)), Bucket(5, (SHALLOW, DEEP, None)), Bucket(65, (None,)))
+    server = Server(Selector(costs(), CAPTURED, LARGEST, buckets, Random(seed)), Random(seed))
+    server.selector.configure(update("bandit", exploration=0.5))
+    for batch in batches * 3:
+        server.step(batch)
+    for batch, arm, _ in server.pulled:
+        assert arm in next(bucket.arms for bucket in reversed(buckets) if batch >= bucket.first)
 
 
 @given(MODES, BATCHES, st.integers(0, 5))

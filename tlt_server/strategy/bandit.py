@@ -67,7 +67,8 @@ class Bandit:
         self._in_force = [_best(knowledge.rates(b.arms, last, 0)) for b, last in zip(buckets.all, lasts, strict=True)]
         self._exploring: tuple[int, Choice] | None = None
         self._reading = Reading()
-        self._behind = self._plain = 0  # tokens that the drafter missed; steps with off in a row
+        self._behind = 0  # tokens that the drafter has missed
+        self._begun: int | None = None  # the bucket in which a look at off has had its first step
 
     @property
     def lost_s(self) -> float:
@@ -91,7 +92,8 @@ class Bandit:
         bucket = self._buckets.index(batch)
         self._exploring = None
         self._behind = 0 if arm else behind + batch
-        self._plain = 0 if arm else self._plain + 1
+        first = arm is None and self._in_force[bucket] is not None and self._begun != bucket
+        self._begun = bucket if first else None
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
         if arm == self._in_force[bucket]:
@@ -135,8 +137,8 @@ class Bandit:
         if rates[best] > (1 + margin) * rates[before]:
             self._in_force[bucket] = before = best
         self._exploring = None
-        if self._plain == 1 and before is not None and self._budget.left >= 0:
-            self._exploring = bucket, None  # the second step of a look at off
+        if self._begun == bucket and before is not None and self._budget.left >= 0:
+            self._exploring = bucket, None
         elif rival := self._rival(bucket, rates, before):
             seconds = self._seconds(rival[0], batch, cached, self._behind)
             steps = 1 if rival[0] else 2

@@ -30,7 +30,7 @@ class Curve:
 
     def observe(self, accepted: Sequence[int], steps: int) -> None:
         """One verified batch of a chain of so many steps: accepted drafts of each request."""
-        ends = bytes(accepted)  # which are counted several times as fast as a list of integers
+        ends = bytes(accepted) if steps < 256 else accepted  # bytes are counted several times as fast as integers
         reached = len(ends)
         for k in range(steps):
             self.trials[k] += reached
