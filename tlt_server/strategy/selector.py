@@ -98,9 +98,9 @@ class Selector:
             return
         pull, seconds = found
         own = self._own_seconds(pull, seconds)
-        alone = not (pull.reads or self._under_way.reading())
-        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, own if alone else None)
-        if seconds is not None and alone:
+        beside_reading = pull.reads or self._under_way.reading()
+        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, None if beside_reading else own)
+        if seconds is not None and not pull.reads:
             self._tallies.add(pull, seconds)
             self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
         if self._settings.mode == "bandit":
