@@ -33,6 +33,9 @@ GRAPHS = {
     "draft_extend": "captured draft-extend",
 }
 
+KEPT = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
+"""A server closes a connection that was idle for 5 s; one that is used again at that moment loses the request."""
+
 Request = tuple[Tokens, Mapping[str, Any]]
 """Prompt and sampling parameters."""
 Answer = dict[str, Any]
@@ -47,7 +50,7 @@ class Server:
     start_seconds: float
     requests: int = 0
     failed: int = 0
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=600))
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=600, limits=KEPT))
 
     def ask(
         self, requests: Sequence[Request], *, at_once: int, together: int = 1, **fields: Any

@@ -12,6 +12,7 @@ import httpx
 import torch
 
 from benchmarks.reload.weights import Tensors
+from benchmarks.servers import KEPT
 from tlt_server.process import free_port
 from tlt_server.torchvision import mend_torchvision
 
@@ -28,7 +29,7 @@ class Trainer:
 
     def __init__(self, url: str, ranks: int = 1, device: str = "cpu") -> None:
         mend_torchvision()  # SGLang imports it
-        self.http = httpx.Client(base_url=url, timeout=60)
+        self.http = httpx.Client(base_url=url, timeout=60, limits=KEPT)
         self._ranks, self._device = ranks, device
         self._group: Any = None
 
