@@ -34,7 +34,8 @@ GRAPHS = {
 }
 
 KEPT = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
-"""A server closes a connection that was idle for 5 s; one that is used again at that moment loses the request."""
+"""As httpx has them, but for the last: a server closes a connection that was idle for 5 s, and one that is used again
+at that moment loses the request."""
 
 Request = tuple[Tokens, Mapping[str, Any]]
 """Prompt and sampling parameters."""

@@ -7,9 +7,9 @@ step its proposal, too. What lies farther back stays unknown to the drafter (eng
 
 It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer, over at most
 `WINDOW` tokens of each request: a share of what a prefill of as many tokens takes. That pass runs without a graph, and
-its plan waits for the GPU: on an H200, at 8 requests of a 7B target, going to off for a moment takes 4.8 ms more
-(benchmarks/results/switching.h200.json). To run the drafter in every plain step instead would keep it whole, at a
-layer's cost in every step.
+flashinfer's plan for it reads lengths back: on an H200, at 8 requests of a 7B target, going to off for a moment takes
+4.8 ms more (benchmarks/results/switching.h200.json). To run the drafter in every plain step instead would keep it
+whole, at a layer's cost in every step.
 """
 
 import copy

@@ -107,11 +107,10 @@ class Bandit:
         """A step's result has been learned from: decides what its bucket does next.
 
         Args:
-            seconds: that passed; own: of them, those that are the step's doing. None: not known.
+            seconds: that passed; own: of them, those that are the step's doing. None, both: not known.
         """
-        if seconds is not None:
-            self._budget.earn(seconds)
         if seconds is not None and own is not None:
+            self._budget.earn(seconds)
             if pull.reads:
                 self._reading.observe(pull.behind, own - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
             if pull.charged:

@@ -157,8 +157,8 @@ class Selector:
         """What a step takes where it does not follow one with another arm.
 
         Under overlap a result is settled behind the launch of the next step. So a step that another arm follows seems
-        longer, or shorter, by what that arm's launch takes more or less: on an H200 by 1 ms of 10 for a tree behind a
-        chain, and by 10 ms where the drafter reads first, which waits for the GPU. That is the follower's.
+        longer, or shorter, by what that arm's launch takes more or less: most where the drafter reads first, by 4.8 ms
+        on an H200 at 8 requests (`switching_ms_to_off` in benchmarks/results). That is the follower's.
         """
         before, self._before = self._before, pull.arm
         over, self._over = self._over, 0.0
