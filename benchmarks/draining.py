@@ -8,7 +8,7 @@ the replay, which an oracle, an offline table and a threshold are chosen by.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -129,26 +129,24 @@ class Speeds:
         return min(rules, key=lambda rule: self.replay(lengths, lambda batch: rule[0] if batch <= rule[1] else None))
 
 
-def switching_ms(steps: Sequence[DecodeStep], to: Collection[Choice]) -> float | None:
-    """How much longer a step takes whose arm is another than that of the step before, where arms are drawn.
+def switching_ms(steps: Sequence[DecodeStep]) -> float | None:
+    """What a switch from one arm to another adds, where arms are drawn; None where no arm has `LEAST_STEPS` in a row.
 
-    The difference of medians, at each arm and batch size that has `LEAST_STEPS` of both kinds, weighted by the steps
-    that switched; None where none has.
-
-    Args:
-        to: the arms whose steps count.
+    Under overlap a result is settled behind the launch of the next step, so that a switch may show in the step before
+    it, or take from one step what it adds to the next. So all steps count, each by the median of those with the same
+    arm, the same before it and the same after it, over the median where all three are one arm.
     """
-    kinds: dict[tuple[int, Choice], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for before, step in pairwise(steps):
-        if step.arm in to:
-            kinds[step.batch, step.arm][before.arm != step.arm].append(step.seconds)
-    known = [
-        (stayed, switched) for stayed, switched in kinds.values() if min(len(stayed), len(switched)) >= LEAST_STEPS
-    ]
-    if not known:
-        return None
-    lost = sum(len(switched) * (median(switched) - median(stayed)) for stayed, switched in known)
-    return 1000 * lost / sum(len(switched) for _, switched in known)
+    kinds: dict[tuple[int, Choice, Choice, Choice], list[float]] = defaultdict(list)
+    for before, step, after in zip(steps, steps[1:], steps[2:], strict=False):
+        if before.batch == step.batch == after.batch:
+            kinds[step.batch, before.arm, step.arm, after.arm].append(step.seconds)
+    added = switches = 0.0
+    for (batch, before_arm, arm, _), seconds in kinds.items():
+        alone = kinds.get((batch, arm, arm, arm), ())
+        if len(alone) >= LEAST_STEPS:
+            added += len(seconds) * (median(seconds) - median(alone))
+            switches += len(seconds) * (before_arm != arm)
+    return 1000 * added / switches if switches else None
 
 
 class Bin(NamedTuple):

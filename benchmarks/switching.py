@@ -4,8 +4,8 @@
 
 One server with four arms. Greedy problems are answered with speculation off, then with an arm drawn for each step, then
 by the bandit; where two answers part, the target in float32 says whether it was a tie. Then each arm is pinned, and
-off, at several batch sizes. Then each step draws one of two arms: those that switch, against those that do not, tell
-what switching costs. The server's log says what each arm's graphs take, and which steps ran without them.
+off, at several batch sizes. Then each step draws one of two arms: what all steps take, over those in a row with
+one arm, tells what switching costs. The server's log says what each arm's graphs take, and which steps ran without them.
 With --ranks 2 it is one server on two GPUs, and --steps 10000 goes on drawing arms for so many steps: were the ranks a
 step apart, they would wait for each other for ever.
 """
@@ -39,7 +39,12 @@ from tlt_server.results import Figures, Result
 
 ARMS = (Arm(3, 1, 4), Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 48))
 BATCHES = (1, 4, 8, 32, 128)
-PAIRS = (ARMS[:2], ARMS[1:3], (None, ARMS[1]))
+PAIRS = (
+    ("switching_ms", ARMS[:2]),
+    ("switching_ms", ARMS[1:3]),
+    ("switching_ms_off", (None, ARMS[0])),
+    ("switching_ms_off", (None, ARMS[1])),
+)
 PAIRED = 8  # requests at once, while one of two arms is drawn for each step
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 """As in `GPU_FLAGS`."""
@@ -145,22 +150,16 @@ def costs(server: Server, prompts: Sequence[Tokens], smoke: bool) -> Figures:
 
 
 def drawn_of_two(server: Server, prompts: Sequence[Tokens], step_log: Path, length: int) -> Figures:
-    """How much longer a step takes that switches: between two arms, to off, and from it, the catching up included."""
+    """What a switch adds between two arms; and to off or from it, what the drafter reads then included."""
     params = {"temperature": 1, "max_new_tokens": length, "ignore_eos": True}
-    found: dict[tuple[Arm | None, Arm | None], list[DecodeStep]] = {}
-    for pair in PAIRS:
+    found: dict[str, list[DecodeStep]] = {}
+    for name, pair in PAIRS:
         drawn = {"first": 1, "arms": [described(arm) for arm in pair]}
         strategy(server, mode="paper", epsilon=1.0, buckets=[drawn, {"first": PAIRED + 1, "arms": [None]}])
         since = step_log.stat().st_size
         server.ask([(prompt, params) for prompt in prompts[:PAIRED]], at_once=PAIRED, together=PAIRED)
-        found[pair] = decode_steps(read_steps(step_log, since))
-    off = found[PAIRS[-1]]
-    between = [step for pair in PAIRS[:-1] for step in found[pair]]
-    taken = {
-        "switching_ms": switching_ms(between, ARMS),
-        "switching_ms_to_off": switching_ms(off, (None,)),
-        "switching_ms_from_off": switching_ms(off, ARMS),
-    }
+        found.setdefault(name, []).extend(decode_steps(read_steps(step_log, since)))
+    taken = {name: switching_ms(steps) for name, steps in found.items()}
     return {name: value for name, value in taken.items() if value is not None}
 
 

@@ -80,5 +80,12 @@ def test_what_is_read_again_is_what_was_missed_last(data: st.DataObject) -> None
     assert extend.prefix_lens == [reqs[i].length - missed[i] for i in behind]
     assert extend.seq_lens.tolist() == [reqs[i].length for i in behind]
     assert [req.slot for req in extend.reqs] == extend.req_pool_indices.tolist()
+    rows = max(missed) + data.draw(st.integers(0, 3))
+    counts, past = torch.tensor(missed), a_batch(reqs)
+    past.seq_lens = past.seq_lens - counts
+    tokens, states, places = (each.unflatten(0, (-1, rows)) for each in ring._rows(past, counts, rows))
+    inside = torch.arange(rows) < counts[:, None]
+    assert places[inside].tolist() == states[inside][:, 0].tolist() == (-tokens[inside]).tolist() == expected
+    assert not places[~inside].any()
     ring.forget(reqs)
     assert not any(ring.counts(reqs))

@@ -17,6 +17,7 @@ class Drafting(EagleDraftWorker):
 
     widest = 1
     topk: int
+    speculative_num_steps: int
     speculative_num_draft_tokens: int
 
     def draft(self, batch: Any) -> Any:
@@ -28,13 +29,28 @@ class Drafting(EagleDraftWorker):
 
     def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
         """Reads what a step can have accepted, no more: verification has moved it to the front of a request's rows."""
-        topk, nodes = self.topk, self.speculative_num_draft_tokens
-        rows = self.speculative_num_steps + 1
-        self.topk, self.speculative_num_draft_tokens = self.widest, rows
+        nodes, rows = self.speculative_num_draft_tokens, self.rows
         if rows < nodes:
             batch.out_cache_loc = _front(batch.out_cache_loc, nodes, rows)
             batch_result = _front_of_result(batch_result, nodes, rows)
-        super()._draft_extend_for_decode(batch, batch_result)
+        self.read(batch, batch_result)
+
+    @property
+    def rows(self) -> int:
+        """Tokens that a step of the arm in force can accept of a request, which is what draft-extend reads of it."""
+        return self.speculative_num_steps + 1
+
+    def read(self, batch: Any, result: Any) -> None:
+        """Draft-extend, in the graph of the arm in force.
+
+        Args:
+            batch: upstream's `ScheduleBatch`, with the lengths before; `out_cache_loc`: [bs * rows].
+            result: of a `GenerationBatchResult` `next_token_ids`, [bs * rows], `logits_output.hidden_states`,
+                [bs * rows, width], and `accept_lens`, [bs] int32, at least 1; its `next_draft_input` gets the proposal.
+        """
+        topk, nodes = self.topk, self.speculative_num_draft_tokens
+        self.topk, self.speculative_num_draft_tokens = self.widest, self.rows
+        super()._draft_extend_for_decode(batch, result)
         self.topk, self.speculative_num_draft_tokens = topk, nodes
 
 

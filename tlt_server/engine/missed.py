@@ -5,14 +5,17 @@ A plain step has both. They are kept for the last `WINDOW` positions of each req
 first step with an arm, the drafter reads in one pass what it has missed of them, as it reads a prompt. That gives the
 step its proposal, too. What lies farther back stays unknown to the drafter (engine/plain.py).
 
-It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer, over at most
-`WINDOW` tokens of each request: a share of what a prefill of as many tokens takes. That pass runs without a graph, and
-flashinfer's plan for it reads lengths back: on an H200, at 8 requests of a 7B target, going to off for a moment takes
-4.8 ms more (benchmarks/results/switching.h200.json). To run the drafter in every plain step instead would keep it
-whole, at a layer's cost in every step.
+It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer and the head.
+Where no request has missed more than the arm can accept in a step, as after a look at off, that pass is the arm's
+draft-extend once more, in its CUDA graph: what was missed stands where accepted tokens stand. Otherwise it is a prefill
+of the drafter, over at most `WINDOW` tokens of each request, without a graph; flashinfer's plan for it reads lengths
+back from the GPU, and the step is launched late. To run the drafter in every plain step instead would keep it whole, at
+a layer's cost in every step.
 """
 
 import copy
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -67,15 +70,64 @@ class Missed:
         """How many tokens of each request the drafter will have to read; of more that it missed, it reads the last."""
         return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
 
-    def catch_up(self, batch: Any) -> None:
-        """Lets the drafter read what it missed; renews the proposal in `batch.spec_info` of those requests.
+    def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
+        """Catches up by a draft-extend of the arm in force, of whose rows no request has missed more.
+
+        Nothing waits for the GPU.
+
+        Args:
+            batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is
+                renewed for the requests that are behind.
+            counts: of them all, by `counts`.
+        """
+        draft, proposal = self._worker.draft_worker, batch.spec_info
+        behind = torch.tensor(counts).to(batch.device, non_blocking=True)
+        past = copy.copy(batch)
+        past.seq_lens, past.seq_lens_sum = batch.seq_lens - behind, None
+        if batch.seq_lens_cpu is not None:
+            past.seq_lens_cpu = batch.seq_lens_cpu - torch.tensor(counts)
+        tokens, states, past.out_cache_loc = self._rows(past, behind, draft.rows)
+        found = SimpleNamespace()
+        draft.read(
+            past,
+            SimpleNamespace(
+                next_token_ids=tokens,
+                logits_output=SimpleNamespace(hidden_states=states),
+                accept_lens=behind.clamp(min=1).to(torch.int32),
+                next_draft_input=found,
+            ),
+        )
+        for name in ("topk_p", "topk_index", "hidden_states"):
+            renewed = torch.where(behind[:, None] > 0, getattr(found, name), getattr(proposal, name))
+            setattr(proposal, name, renewed)
+        self.forget(batch.reqs)
+
+    def _rows(self, past: Any, counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The tokens from where each request is behind on, as verification leaves what it accepted.
+
+        Args:
+            past: its lengths are those before.
+            counts: [bs] int64, of each request's rows, those that say something.
+
+        Returns:
+            Tokens, [bs * rows] int64; states, [bs * rows, width]; places in the KV cache, [bs * rows] int64, of which
+            those of rows that say nothing are 0, where nobody reads.
+        """
+        ahead = torch.arange(rows, device=counts.device)
+        requests, positions = past.req_pool_indices[:, None], past.seq_lens[:, None] + ahead
+        kept = requests, positions % self.window
+        places = self._worker.req_to_token_pool.req_to_token[requests, positions].to(torch.int64)
+        places = places.where(ahead < counts[:, None], 0)
+        return self._tokens[kept].flatten(), self._states[kept].flatten(0, 1), places.flatten()
+
+    def read_as_prefill(self, batch: Any, counts: Sequence[int]) -> None:
+        """Catches up however much was missed, up to `window` of each request.
 
         Waits for the GPU where the attention backend works without lengths on the CPU.
 
         Args:
-            batch: upstream's `ScheduleBatch`, about to be decoded with an arm; in force is what SGLang started with.
+            batch, counts: as `read_in_step`'s; in force is what SGLang started with.
         """
-        counts = self.counts(batch.reqs)
         behind = [place for place, count in enumerate(counts) if count]
         places = torch.tensor(behind).to(batch.device, non_blocking=True)
         extend = self._extend(batch, behind, places, [counts[place] for place in behind])

@@ -126,11 +126,11 @@ class EagleWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
-        behind = sum(self._plain.missed.counts(batch.reqs))
-        if arm is not None and behind:
-            self._catch_up(batch)
+        behind = self._plain.missed.counts(batch.reqs)
+        if arm is not None and any(behind):
+            self._catch_up(batch, arm, behind)
         self._arms.put(arm)
-        self._launched(arm, batch, behind)
+        self._launched(arm, batch, sum(behind))
         if arm is not None:
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         else:
@@ -165,11 +165,13 @@ class EagleWorker(EAGLEWorkerV2):
             self.tap.take_chunks(result, chunks)
         return result
 
-    def _catch_up(self, batch: Any) -> None:
-        """A pass before a step, with what SGLang was started with, as a prefill."""
-        self._arms.put(None)
+    def _catch_up(self, batch: Any, arm: Arm, behind: Sequence[int]) -> None:
+        """A pass of the drafter before a step, over few tokens with the arm, else with what SGLang was started with."""
+        few = max(behind) <= arm.num_steps + 1
+        self._arms.put(arm if few else None)
+        read = self._plain.missed.read_in_step if few else self._plain.missed.read_as_prefill
         with draft_context(self._draft_worker):
-            self._plain.missed.catch_up(batch)
+            read(batch, behind)
 
     def _interrupt(self) -> None:
         """Something else than a decode step begins."""
