@@ -6,7 +6,8 @@
 
 1. plain decoding and each arm by itself drain the batch: the offline sweep. From what their steps took and gave follow
    the best arm of each batch size (`table`), and the arm and threshold of an elastic rule (`elastic`)
-2. all sides drain it in rounds: those, both bandits, a server without speculation, SGLang's --speculative-adaptive
+2. all sides drain it in rounds: those, both bandits, a server without speculation, SGLang's --speculative-adaptive.
+   Sides with several arms drain it several times a round: when the last request ends is a matter of luck
 3. all steps that arms by themselves took in this run are replayed: the oracle has the best of them at each batch size
 """
 
@@ -16,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -42,6 +44,7 @@ SMOKE_REQUESTS = (4,)
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CPU_SIZES = (1, 2, 4, 8, 16, 32)
 SWEEPS = 2
+TIMES = 4  # a round, of a side with several arms
 BINS = 40
 ELASTIC, TABLE = "elastic", "table"
 
@@ -81,8 +84,8 @@ class Bench:
         self._servers, self._strategies, self._requests, self._log = servers, strategies, requests, step_log
         self.lengths = [int(params["max_new_tokens"]) - 1 for _, params in requests]  # the first is the prefill's
 
-    def drain(self, side: Side) -> Drained:
-        """Once; a side that learns has drained the batch once before, unmeasured.
+    def drains(self, side: Side, times: int = 1) -> list[Drained]:
+        """So many times; a side that learns has drained the batch once before, unmeasured.
 
         Raises:
             ServerFailed: a request failed.
@@ -91,12 +94,15 @@ class Bench:
         with awake(server), self._strategies.in_force(server, side):
             if side.learns:
                 self._ask(server)
-            since = self._log.stat().st_size if side.arms else 0
-            began = time.monotonic()
-            self._ask(server)
-            took = time.monotonic() - began
-            out.print(f"{side.name}, {len(self._requests)} requests: {took:.2f} s")
-            return Drained(took, read_steps(self._log, since) if side.arms else [])
+            return [self._drain(side, server) for _ in range(times)]
+
+    def _drain(self, side: Side, server: SideServer) -> Drained:
+        since = self._log.stat().st_size if side.arms else 0
+        began = time.monotonic()
+        self._ask(server)
+        took = time.monotonic() - began
+        out.print(f"{side.name}, {len(self._requests)} requests: {took:.2f} s")
+        return Drained(took, read_steps(self._log, since) if side.arms else [])
 
     def warm_up(self, side: Side) -> None:
         """Kernels are compiled, prompts prefilled."""
@@ -131,34 +137,34 @@ def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: in
     fixed = [side for side in group if side.arms and not side.learns]
     for side in group:
         bench.warm_up(side)
-    swept = {side.name: [bench.drain(side) for _ in range(SWEEPS)] for side in fixed}
-    seen = [step for each in swept.values() for drained in each for step in decode_steps(drained.steps)]
+    seen = [step for side in fixed for drained in bench.drains(side, SWEEPS) for step in decode_steps(drained.steps)]
     limits = {side.name: side.max_batch for side in fixed}
     most = {arm: limits[name_of(arm)] for arm in fixed[0].arms}
     everyone = [*group, *rivals(Speeds(seen, sizes), bench.lengths, most)]
-    found: dict[str, list[Drained]] = defaultdict(list)
+    times = {side.name: TIMES for side in everyone if side.arms and side not in fixed}
+    found: dict[str, list[list[Drained]]] = defaultdict(list)
     for number in range(rounds):
         first = number % len(everyone)
         for side in [*everyone[first:], *everyone[:first]]:
-            found[side.name].append(bench.drain(side))
-        seen += [step for side in fixed for step in decode_steps(found[side.name][-1].steps)]
+            found[side.name].append(bench.drains(side, times.get(side.name, 1)))
+        seen += [step for side in fixed for each in found[side.name][-1] for step in decode_steps(each.steps)]
         figures = drain_figures(found, [side.name for side in fixed], Speeds(seen, sizes), bench.lengths)
         yield figures | {f"rounds_{len(bench.lengths)}": number + 1}
 
 
 def drain_figures(
-    found: Mapping[str, Sequence[Drained]], fixed: Sequence[str], known: Speeds, lengths: Sequence[int]
+    found: Mapping[str, Sequence[Sequence[Drained]]], fixed: Sequence[str], known: Speeds, lengths: Sequence[int]
 ) -> Figures:
     """Times and speed-ups of all sides; the bandit against the others and the oracle.
 
     Args:
-        found: drains of each side, by round.
+        found: drains of each side, by round, in which it may have had several.
         fixed: sides of one arm, or off.
         known: from all their steps.
     """
     count, figures = len(lengths), Figures()
-    for side, drained in found.items():
-        figures[f"drain_s_{side}_{count}"] = median(each.seconds for each in drained)
+    for side, rounds in found.items():
+        figures[f"drain_s_{side}_{count}"] = median(each.seconds for each in chain(*rounds))
         over = _ratios(found, PLAIN, side)
         if side != PLAIN:
             figures |= {f"speedup_{side}_drain_{count}": median(over), f"speedup_min_{side}_drain_{count}": min(over)}
@@ -170,17 +176,20 @@ def drain_figures(
             figures[f"drain_ratio_to_{name}_{count}"] = median(_ratios(found, side, BANDIT))
     oracle = known.replay(lengths, known.best)
     figures[f"drain_oracle_s_{count}"] = oracle
-    took = [decode_seconds(each.steps) for each in found[BANDIT]]
-    figures[f"drain_ratio_to_oracle_{count}"] = median(oracle / seconds for seconds in took)
-    plain = [decode_seconds(each.steps) for each in found[OFF]]
+    ours = [each.steps for each in chain(*found[BANDIT])]
+    figures[f"drain_ratio_to_oracle_{count}"] = median(oracle / decode_seconds(steps) for steps in ours)
+    figures[f"drain_lost_{count}"] = median(known.lost(decode_steps(steps)) for steps in ours)
+    figures[f"drains_{BANDIT}_{count}"] = len(ours)
+    plain = [decode_seconds(each.steps) for each in chain(*found[OFF])]
     # how well the replay tells a drain's time: 1 is exactly
     figures[f"drain_replay_{OFF}_{count}"] = known.replay(lengths, lambda _: None) / median(plain)
-    return figures | trace_figures(decode_steps(found[BANDIT][-1].steps), count)
+    return figures | trace_figures(decode_steps(ours[-1]), count)
 
 
-def _ratios(found: Mapping[str, Sequence[Drained]], side: str, base: str) -> list[float]:
+def _ratios(found: Mapping[str, Sequence[Sequence[Drained]]], side: str, base: str) -> list[float]:
     """How much longer a side takes than another, round by round."""
-    return [a.seconds / b.seconds for a, b in zip(found[side], found[base], strict=True)]
+    times = ([median(each.seconds for each in drains) for drains in found[name]] for name in (side, base))
+    return [ours / theirs for ours, theirs in zip(*times, strict=True)]
 
 
 def trace_figures(steps: Sequence[DecodeStep], count: int) -> Figures:

@@ -119,6 +119,18 @@ class Speeds:
             total += tokens / found.get(rule(batch), found.get(None, min(found.values())))
         return total
 
+    def lost(self, steps: Sequence[DecodeStep]) -> float:
+        """The share of their time that the best arms would have saved, had each arm its measured speed: what their choice
+        cost. Luck is left out, which `replay` cannot know: when a drain's last request ends. A step whose arm was not
+        measured at its size is lost whole.
+        """
+        lost = total = 0.0
+        for step in steps:
+            found = self.at(step.batch)
+            lost += step.seconds * (1 - found.get(step.arm, 0.0) / max(found.values()))
+            total += step.seconds
+        return lost / total
+
     def elastic(self, lengths: Sequence[int], most: Mapping[Arm, int]) -> tuple[Arm, int]:
         """The arm and the threshold above which it is off, that drain soonest in replay.
 

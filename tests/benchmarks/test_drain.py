@@ -69,6 +69,13 @@ def test_the_table_names_the_best_and_nothing_beyond_what_was_measured() -> None
     assert small.table() == {1: CHAIN, 2: None, 3: CHAIN, 5: None}
 
 
+def test_a_choice_costs_what_the_best_arm_would_have_saved() -> None:
+    best, slow, unknown = (steps(arm, 2, 3, 0.02, 1) for arm in (CHAIN, None, TREE))
+    assert KNOWN.lost(best) == 0
+    assert KNOWN.lost([*best, *slow]) == pytest.approx(0.25)
+    assert KNOWN.lost([*best, *unknown]) == pytest.approx(0.5)
+
+
 def test_the_elastic_rule_is_the_best_of_its_kind() -> None:
     assert KNOWN.elastic([100] * 4 + [400] * 4, {CHAIN: 8, TREE: 1}) == (CHAIN, 4)
     assert KNOWN.elastic([10, 10_000], {CHAIN: 8, TREE: 1}) == (TREE, 1)
@@ -133,11 +140,11 @@ def test_drains_are_compared_round_by_round() -> None:
     """Two requests of four tokens each: the oracle decodes with the chain at 200 tokens/s each."""
     chain, plain = log([2] * 6), log([2] * 6, None, 0.01, 1)
     found = {
-        "plain": [Drained(1.0, []), Drained(2.0, [])],
-        "off": [Drained(1.0, plain), Drained(2.0, plain)],
-        "chain_3": [Drained(0.5, chain), Drained(1.0, chain)],
-        "bandit": [Drained(0.625, chain), Drained(1.25, chain)],
-        "upstream_adaptive": [Drained(0.75, []), Drained(1.5, [])],
+        "plain": [[Drained(1.0, [])], [Drained(2.0, [])]],
+        "off": [[Drained(1.0, plain)], [Drained(2.0, plain)]],
+        "chain_3": [[Drained(0.5, chain)], [Drained(1.0, chain)]],
+        "bandit": [[Drained(0.625, chain), Drained(0.5, chain), Drained(9.0, chain)], [Drained(1.25, chain)] * 3],
+        "upstream_adaptive": [[Drained(0.75, [])], [Drained(1.5, [])]],
     }
     figures = drain_figures(found, ["off", "chain_3"], KNOWN, [16, 16])
     assert summary(figures) == {"drain_speedup_2": 1.6}
@@ -145,10 +152,11 @@ def test_drains_are_compared_round_by_round() -> None:
     assert figures["drain_ratio_to_best_arm_2"] == pytest.approx(0.8)
     assert figures["drain_oracle_s_2"] == pytest.approx(16 / 200)
     assert figures["drain_ratio_to_oracle_2"] == pytest.approx(16 / 200 / 0.09)
+    assert (figures["drain_lost_2"], figures["drains_bandit_2"]) == (0, 6)
     assert figures["drain_replay_off_2"] == pytest.approx(16 / 100 / 0.06)
     kept = measured_here("bench_drain", ["python"], figures | {"requests": 4, "failed_requests": 0})
     shown = bench_drain.table(kept)
-    for row in ("| bandit | 0.94 | 1.60 |", "| SGLang, adaptive |", "| chain 3,1,4 |", "| bandit / oracle | 0.889 |"):
+    for row in ("| bandit | 1.25 | 1.60 |", "| SGLang, adaptive |", "| chain 3,1,4 |", "| bandit / oracle | 0.889 |"):
         assert row in shown
     assert not undefined(figures | trace_figures(decode_steps(chain), 2))
 
