@@ -120,8 +120,9 @@ class Speeds:
         return total
 
     def lost(self, steps: Sequence[DecodeStep]) -> float:
-        """The share of their time that the best arms would have saved, had each arm its measured speed: what their choice
-        cost. Luck is left out, which `replay` cannot know: when a drain's last request ends. A step whose arm was not
+        """The share of their time that the best arms would have saved, had each arm its measured speed.
+
+        It leaves out luck, which `replay` cannot know of: when a drain's last request ends. A step whose arm was not
         measured at its size is lost whole.
         """
         lost = total = 0.0

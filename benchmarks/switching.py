@@ -4,8 +4,8 @@
 
 One server with four arms. Greedy problems are answered with speculation off, then with an arm drawn for each step, then
 by the bandit; where two answers part, the target in float32 says whether it was a tie. Then each arm is pinned, and
-off, at several batch sizes. Then each step draws one of two arms: what all steps take, over those in a row with
-one arm, tells what switching costs. The server's log says what each arm's graphs take, and which steps ran without them.
+off, at several batch sizes. Then each step draws one of two arms: what all steps take, over those in a row with one
+arm, tells what switching costs. The server's log says what graphs take, and which steps ran without them.
 With --ranks 2 it is one server on two GPUs, and --steps 10000 goes on drawing arms for so many steps: were the ranks a
 step apart, they would wait for each other for ever.
 """
