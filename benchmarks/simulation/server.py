@@ -42,8 +42,8 @@ class Server:
     """
 
     def __init__(self, world: World, settings: StrategyUpdate, buckets: Sequence[Bucket] | None = None) -> None:
-        costs = StepCosts(world.timed_at_start())
-        own = buckets or default_buckets(costs, CAPTURED, max(BATCHES), list(BATCHES))
+        costs = StepCosts(world.timed_at_start(), padded=True)
+        own = buckets or default_buckets(costs, CAPTURED, max(BATCHES))
         self.buckets = Buckets(own, max(BATCHES))
         self.selector = Selector(costs, CAPTURED, max(BATCHES), own, Random(world.random.random()))
         self.selector.configure(settings)

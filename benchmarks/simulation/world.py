@@ -1,10 +1,10 @@
 """A server that exists only in its figures: what a decode step costs and what is accepted, as measured on an H200.
 
 Costs are the medians of results/speedup.h200.json, by arm and batch size, plus what results/context.h200.json says that
-each cached token adds. (A tree's slope was not measured: it is taken to be that of the deepest chain, for both verify
-with one pass over the cache.) Accept lengths are the means of the former over all batch sizes. What the medians and
-means have lost is put back: every step's time scatters, some steps wait for something else, and a request is hard to
-draft for, or easy, for dozens of steps together.
+each cached token adds; a batch between two sizes runs at the larger one. (A tree's slope was not measured: it is taken
+to be that of the deepest chain, for both verify with one pass over the cache.) Accept lengths are the means of the
+former over all batch sizes. What the medians and means have lost is put back: every step's time scatters, some steps
+wait for something else, and a request is hard to draft for, or easy, for dozens of steps together.
 """
 
 from bisect import bisect
@@ -123,7 +123,7 @@ class World:
 
     def __post_init__(self) -> None:
         self._timings, self._logits = _measured()
-        self._costs = StepCosts(self._timings)
+        self._costs = StepCosts(self._timings, padded=True)
         self._laws: dict[tuple[Arm, float], tuple[float, list[list[float]]]] = {}
 
     def timed_at_start(self) -> list[Timing]:

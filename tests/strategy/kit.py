@@ -1,6 +1,6 @@
 """A selector over a made-up machine, small enough to reason about."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from tlt_server.config import Arm
@@ -19,9 +19,9 @@ BUCKETS = (
 MS = {None: 5.0, SHALLOW: 7.0, DEEP: 8.0, TREE: 10.0}  # of a step
 
 
-def costs(ms: Mapping[Choice, float] = MS) -> StepCosts:
-    """The same at every batch size."""
-    return StepCosts(Timing(arm, batch, 0, each / 1000) for arm, each in ms.items() for batch in (1, 128))
+def costs(ms: Mapping[Choice, float] = MS, sizes: Sequence[int] = (1, 128)) -> StepCosts:
+    """The same at every batch size; timed at these."""
+    return StepCosts(Timing(arm, batch, 0, each / 1000) for arm, each in ms.items() for batch in sizes)
 
 
 def selector(seed: int = 0) -> Selector:

@@ -17,6 +17,20 @@ def test_batches_between_timed_ones_lie_between_them_and_larger_ones_on_the_last
     assert at == pytest.approx([0.010, 0.010, 0.012, 0.014, 0.015, 0.016, 0.017])
 
 
+def test_a_padded_batch_costs_what_the_next_timed_one_does() -> None:
+    timings = [Timing(None, batch, 0, seconds) for batch, seconds in ((2, 0.010), (4, 0.014), (8, 0.016))]
+    costs = StepCosts(timings, padded=True)
+    at = [costs.seconds(None, batch, 0) for batch in (1, 2, 3, 4, 5, 8, 10)]
+    assert at == pytest.approx([0.010, 0.010, 0.014, 0.014, 0.016, 0.016, 0.017])
+
+
+def test_arms_that_are_given_up_are_gone_and_their_sizes_with_them() -> None:
+    costs = StepCosts([Timing(None, 1, 0, 0.005), Timing(ARM, 2, 0, 0.007), Timing(Arm(7, 1, 8), 4, 0, 0.009)])
+    assert costs.sizes == [1, 2, 4]
+    assert set(costs.of([ARM]).arms) == {None, ARM}
+    assert costs.of([ARM]).sizes == [1, 2]
+
+
 def test_each_cached_token_adds_its_slope() -> None:
     timings = [Timing(None, batch, cached, 0.005 + 1e-8 * cached) for batch in (1, 8) for cached in (100, 100_000)]
     costs = StepCosts(timings)

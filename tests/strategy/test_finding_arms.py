@@ -41,11 +41,11 @@ def test_a_step_is_put_together_from_passes() -> None:
 
 @given(machines())
 def test_what_is_given_up_is_missed_nowhere(costs: StepCosts) -> None:
-    kept = worth_having(costs, CAPTURED, LARGEST, SIZES)
+    kept = worth_having(costs, CAPTURED, LARGEST)
     captured = {arm: CAPTURED[arm] for arm in kept}
-    before = default_buckets(costs, CAPTURED, LARGEST, SIZES)
+    before = default_buckets(costs, CAPTURED, LARGEST)
     assert kept
-    assert default_buckets(costs, captured, LARGEST, SIZES) == before
+    assert default_buckets(costs, captured, LARGEST) == before
     for arm in set(CANDIDATES) - set(kept):
         for size in (each for each in SIZES if each <= CAPTURED[arm]):
             for rate in RATES:
@@ -60,6 +60,6 @@ def test_where_nothing_pays_one_arm_is_left() -> None:
     costs = StepCosts(
         Timing(arm, size, 0, 0.001 if arm is None else 1.0) for arm in (None, *CANDIDATES) for size in SIZES
     )
-    (kept,) = worth_having(costs, CAPTURED, LARGEST, SIZES)
+    (kept,) = worth_having(costs, CAPTURED, LARGEST)
     assert expected_length(kept, RATES[-1]) == max(expected_length(arm, RATES[-1]) for arm in CANDIDATES)
-    assert [bucket.arms for bucket in default_buckets(costs, {kept: 1}, LARGEST, SIZES)] == [(None,)]
+    assert [bucket.arms for bucket in default_buckets(costs, {kept: 1}, LARGEST)] == [(None,)]

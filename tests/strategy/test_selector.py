@@ -1,6 +1,7 @@
 """What holds of a selector whatever a server does: where arms may run, what exploration costs, what is kept."""
 
-from itertools import pairwise
+from collections.abc import Mapping
+from itertools import groupby, pairwise
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -15,6 +16,7 @@ from tests.strategy.kit import BUCKETS, CAPTURED, DEEP, LARGEST, MS, SHALLOW, TR
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import ArmTable, Bucket, Choice
+from tlt_server.strategy.costs import StepCosts, Timing
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.selector import Selector
@@ -32,6 +34,7 @@ class Server:
 
     reading: seconds that the drafter takes, before a step with an arm, for each plain step that it missed.
     waiting_s: for which its launch waits for the GPU first, so that the result of the step before is settled late.
+    launch_s: that the launch of each arm takes, behind which the result of the step before is settled.
     """
 
     def __init__(
@@ -41,9 +44,10 @@ class Server:
         slower: dict[Choice, float] | None = None,
         reading: float = 0.0,
         waiting_s: float = 0.0,
+        launch_s: Mapping[Choice, float] | None = None,
     ) -> None:
         self.selector, self.random, self.slower, self.reading = chosen, random, slower or {}, reading
-        self.waiting_s = waiting_s
+        self.waiting_s, self.launch_s = waiting_s, launch_s or {}
         self.missed, self.read = 0, 0.0
         self.now = self.free = 0.0
         self.waiting: tuple[int, list[int], float] | None = None
@@ -55,7 +59,7 @@ class Server:
         if self.waiting is not None:
             if arm and self.missed:
                 self.now += self.waiting_s
-            self.selector.settled(*self.waiting[:2], self.now)
+            self.selector.settled(*self.waiting[:2], self.now + self.launch_s.get(arm, 0.0))
         seconds = MS[arm] / 1000 * self.slower.get(arm, 1.0) * self.random.uniform(0.95, 1.05)
         reads = self.reading * self.missed if arm else 0.0
         self.read, seconds = self.read + reads, seconds + reads
@@ -229,7 +233,7 @@ def test_selecting_and_observing_are_quick() -> None:
     """Tens of microseconds on a quiet machine, at the largest batch; the bound is ten times the 50 that are allowed."""
     chains = [Arm(steps, 1, steps + 1) for steps in range(1, 8)]
     timed = costs({None: 5.0} | {arm: 5.0 + arm.num_steps for arm in chains})
-    buckets = default_buckets(timed, dict.fromkeys(chains, 256), 256, [1, 16, 256])
+    buckets = default_buckets(timed, dict.fromkeys(chains, 256), 256)
     chosen = Selector(timed, dict.fromkeys(chains, 256), 256, buckets, Random(0))
     random, spent = Random(0), ([], [])
     for step in range(2000):
@@ -250,7 +254,7 @@ def test_selecting_and_observing_are_quick() -> None:
 
 def test_default_buckets_hold_what_could_be_best_where_it_was_captured() -> None:
     captured = CAPTURED | {TREE: 20, Arm(7, 1, 8): 128}
-    buckets = default_buckets(costs(MS | {Arm(7, 1, 8): 500.0}), captured, LARGEST, [8, 64])
+    buckets = default_buckets(costs(MS | {Arm(7, 1, 8): 500.0}, sizes=(8, 64)), captured, LARGEST)
     assert [bucket.first for bucket in buckets] == [1, 9, 65]
     assert buckets[2].arms == (None,)
     assert TREE in buckets[0].arms
@@ -299,3 +303,37 @@ def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int
         server.step(32)
     arms = [arm for _, arm, _ in server.pulled[-1000:]]
     assert arms.count(None) > 750
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("factor", [1.1, 1.2])
+def test_off_is_not_taken_for_faster_because_its_launch_is(factor: float, seed: int) -> None:
+    """It makes less than chain 1,1,2 by a tenth or a fifth: it is looked at, and never comes into force."""
+    rate = (1 + 0.5) / MS[SHALLOW]
+    slower = {None: factor / rate / MS[None], DEEP: 2.2, TREE: 2.2}
+    launch_s = dict.fromkeys((SHALLOW, DEEP, TREE), 0.0025) | {None: 0.0005}
+    server = Server(selector(seed), Random(seed), slower, launch_s=launch_s)
+    for _ in range(4000):
+        server.step(32)
+    runs = [(arm, len(list(run))) for arm, run in groupby(arm for _, arm, _ in server.pulled[-3000:])]
+    looks = [length for arm, length in runs if arm is None]
+    assert looks
+    assert max(looks) <= 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_batch_that_is_padded_does_not_make_its_arm_seem_slow(seed: int) -> None:
+    """A draining batch runs by the graph of the next size, again and again: a full one costs no more than it did."""
+    batches, random = [*range(128, 64, -4)] * 20, Random(seed)
+    timed = StepCosts(
+        [Timing(arm, n, 0, n * ms / 32e3) for arm, ms in MS.items() for n in (32, 64, 96, 128)], padded=True
+    )
+    chosen = Selector(timed, {SHALLOW: 128}, 128, [Bucket(1, (SHALLOW, None))], random)
+    now = 0.0
+    for batch in [*batches, 128]:
+        arm = chosen.table().arm(batch)
+        chosen.launched(arm, batch, 0, now)
+        now += (128 if batch > 96 else 96) * MS[arm] / 32e3 * random.uniform(0.97, 1.03)
+        chosen.settled(batch, [1 if arm else 0] * batch, now)
+    found = {None if each.arm is None else SHALLOW: each.step_ms for each in chosen.report().buckets[0].arms}
+    assert found == pytest.approx({arm: 4 * MS[arm] for arm in found}, rel=0.03)

@@ -19,7 +19,6 @@ from tlt_server.config import Arm
 from tlt_server.engine.events import EventLog
 from tlt_server.metrics import count_step
 from tlt_server.strategy.arms import ArmTable, Choice
-from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.guess import guessed_costs
 from tlt_server.strategy.learned import Learned
@@ -192,11 +191,10 @@ class Announcer:
 
 def _selector(worker: Any, largest: int) -> Selector:
     captured = worker.captured
-    if not worker.timings:
+    if worker.costs is None:
         costs = guessed_costs(worker.all_arms, largest)
         return Selector(costs, captured, largest, untimed_buckets(captured, largest), Random(0))
-    costs, sizes = StepCosts(worker.timings), sorted({each.batch for each in worker.timings})
-    return Selector(costs, captured, largest, default_buckets(costs, captured, largest, sizes), Random(0))
+    return Selector(worker.costs, captured, largest, default_buckets(worker.costs, captured, largest), Random(0))
 
 
 def _client_arm(arm: Arm) -> schemas.Arm:

@@ -33,7 +33,7 @@ from tlt_server.engine.swap import DrafterWeights
 from tlt_server.engine.tap import Tap, tap_of
 from tlt_server.engine.timing import pass_timings, tell, timings
 from tlt_server.strategy.arms import ArmTable, Choice, pinned_table
-from tlt_server.strategy.costs import StepCosts, Timing
+from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.defaults import worth_having
 from tlt_server.strategy.passes import PLAIN
 
@@ -48,7 +48,7 @@ class EagleWorker(EAGLEWorkerV2):
     finds_arms: whether it keeps of its arms those that can pay.
     captured: the largest batch size of each arm: of its CUDA graphs where there are some and several arms, else any.
     graphs: what was captured, and what it takes.
-    timings: of each arm's steps, where there are several, and CUDA graphs or arms to be found.
+    costs: of each arm's steps, where there are several, and CUDA graphs or arms to be found; else None.
     table: the arm of each batch size. Changed between two steps only, on all ranks alike.
     speculation: is told of each step; None before the scheduler has one.
     tap: None where no features are taken.
@@ -57,7 +57,7 @@ class EagleWorker(EAGLEWorkerV2):
     weights: DrafterWeights
     finds_arms: bool
     graphs: schemas.Graphs
-    timings: Sequence[Timing]
+    costs: StepCosts | None
     table: ArmTable
     captured: Mapping[Arm, int]
     speculation: Any = None
@@ -90,31 +90,32 @@ class EagleWorker(EAGLEWorkerV2):
         self._last: Choice = None
         largest = self._target_worker.model_runner.max_running_requests
         self.captured = self._graphs.captured(largest)
-        self.timings = self._timed(largest)
-        tell(self.timings)
+        self.costs = self._timed(largest)
         if self.finds_arms:
             self._keep_what_can_pay(largest)
         self.graphs = self._graphs.describe()
         self.table = pinned_table(self.all_arms[0], self.captured)
 
-    def _timed(self, largest: int) -> Sequence[Timing]:
+    def _timed(self, largest: int) -> StepCosts | None:
         if len(self.all_arms) == 1 and not self.finds_arms:
-            return []
+            return None
         found = timings(self._arms.by_arm, self._plain.runner.decode_cuda_graph_runner)
-        if found or not self.finds_arms:
-            return found
-        return pass_timings(self._plain.runner, self._draft_worker.draft_runner, self.all_arms, largest)
+        padded = bool(found)  # to the next batch size that has a graph
+        if not found and self.finds_arms:
+            found = pass_timings(self._plain.runner, self._draft_worker.draft_runner, self.all_arms, largest)
+        tell(found)
+        return StepCosts(found, padded=padded) if found else None
 
     def _keep_what_can_pay(self, largest: int) -> None:
         """Gives up the arms that could not be best at any batch size, however much they had accepted. A collective."""
-        sizes = sorted({each.batch for each in self.timings})
-        kept = worth_having(StepCosts(self.timings), self.captured, largest, sizes)
+        assert self.costs is not None
+        kept = worth_having(self.costs, self.captured, largest)
         kept = of_first(self._target_worker.model_runner.tp_group.cpu_group, kept)  # ranks do not time alike
         with self._graphs.giving_up(kept):
             self._arms.keep(kept)
         self.all_arms = kept
         self.captured = {arm: self.captured[arm] for arm in kept}
-        self.timings = [each for each in self.timings if each.arm is None or each.arm in kept]
+        self.costs = self.costs.of(kept)
         logger.info("arms that can pay here: %s", ", ".join(map(str, kept)))
 
     def forward_batch_generation(

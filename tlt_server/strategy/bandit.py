@@ -25,7 +25,7 @@ an estimate: all explored steps together take ten times the budget's share at mo
 **Off** is in force where no arm is expected to beat plain decoding. What it is left for is known from exploration: a
 pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks. A look from
 off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well. A look
-at off takes two steps, for the second is settled behind that reading, and only the first tells what off takes.
+at off takes three steps, for only one between two others tells what off takes (`Selector._own_seconds`).
 """
 
 from math import sqrt
@@ -47,6 +47,8 @@ LEAST = 0.1
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
 the best arm."""
 
+_LOOK_AT_OFF = 3
+"""Steps."""
 _KEPT = 0.9
 """Of what reading took before, with each time that the drafter reads."""
 
@@ -68,7 +70,7 @@ class Bandit:
         self._exploring: tuple[int, Choice] | None = None
         self._reading = Reading()
         self._behind = 0  # tokens that the drafter has missed
-        self._begun: int | None = None  # the bucket in which a look at off has had its first step
+        self._look: tuple[int, int] | None = None  # at off: its bucket, and the steps that it has had
 
     @property
     def lost_s(self) -> float:
@@ -92,8 +94,8 @@ class Bandit:
         bucket = self._buckets.index(batch)
         self._exploring = None
         self._behind = 0 if arm else behind + batch
-        first = arm is None and self._in_force[bucket] is not None and self._begun != bucket
-        self._begun = bucket if first else None
+        had = self._look[1] if self._look and self._look[0] == bucket else 0
+        self._look = (bucket, had + 1) if arm is None and self._in_force[bucket] is not None else None
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
         if arm == self._in_force[bucket]:
@@ -103,18 +105,18 @@ class Bandit:
         self._budget.spend(charge)
         return charge
 
-    def settled(self, pull: Pull, seconds: float | None, own: float | None) -> None:
+    def settled(self, pull: Pull, seconds: float | None) -> None:
         """A step's result has been learned from: decides what its bucket does next.
 
         Args:
-            seconds: that passed; own: of them, those that are the step's doing. None, both: not known.
+            seconds: that it took; None: not known.
         """
-        if seconds is not None and own is not None:
+        if seconds is not None:
             self._budget.earn(seconds)
             if pull.reads:
-                self._reading.observe(pull.behind, own - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
+                self._reading.observe(pull.behind, seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
             if pull.charged:
-                self._explored(pull, own if pull.reads else seconds)
+                self._explored(pull, seconds)
         self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
 
     def weights_changed(self) -> None:
@@ -136,11 +138,12 @@ class Bandit:
         if rates[best] > (1 + margin) * rates[before]:
             self._in_force[bucket] = before = best
         self._exploring = None
-        if self._begun == bucket and before is not None and self._budget.left >= 0:
+        looking = self._look is not None and self._look[0] == bucket and self._look[1] < _LOOK_AT_OFF
+        if looking and before is not None and self._budget.left >= 0:
             self._exploring = bucket, None
         elif rival := self._rival(bucket, rates, before):
             seconds = self._seconds(rival[0], batch, cached, self._behind)
-            steps = 1 if rival[0] else 2
+            steps = 1 if rival[0] else _LOOK_AT_OFF
             if self._budget.affords(steps * self._lost(rival[0], batch, seconds, rates[before])):
                 self._exploring = bucket, rival[0]
 

@@ -16,6 +16,7 @@ the wrong arm for hundreds of steps: simulated, that lost a third of their time 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from itertools import product
 
 import msgspec
@@ -40,15 +41,17 @@ class Timing(msgspec.Struct, frozen=True):
 class StepCosts:
     """Expected seconds of a step, by arm, batch size and cached tokens.
 
+    padded: a batch runs at the next batch size that was timed, as CUDA graphs do, and costs as much.
+
     Raises:
         ConfigError: plain decoding was not timed.
     """
 
-    def __init__(self, timings: Iterable[Timing]) -> None:
+    def __init__(self, timings: Iterable[Timing], *, padded: bool = False) -> None:
         by_arm: dict[Choice, list[Timing]] = defaultdict(list)
         for timing in timings:
             by_arm[timing.arm].append(timing)
-        self._lines = {arm: _Line(found) for arm, found in by_arm.items()}
+        self._lines = {arm: _Line(found, padded) for arm, found in by_arm.items()}
         if None not in self._lines:
             raise ConfigError("off was not timed: time plain decoding too, which is what every arm is held against")
 
@@ -56,6 +59,17 @@ class StepCosts:
     def arms(self) -> Collection[Choice]:
         """All that were timed."""
         return self._lines.keys()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Batch sizes that any was timed at, ascending."""
+        return sorted({size for line in self._lines.values() for size in line.batches})
+
+    def of(self, arms: Collection[Arm]) -> "StepCosts":
+        """Of these arms and off alone."""
+        some = copy(self)
+        some._lines = {arm: line for arm, line in self._lines.items() if arm is None or arm in arms}
+        return some
 
     def seconds(self, arm: Choice, batch: int, cached: int) -> float:
         """Of one step, for a batch of so many requests with so many cached tokens in all."""
@@ -78,9 +92,13 @@ def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batc
 
 
 class _Line:
-    """One arm: seconds linear in cached tokens, and between two timed batch sizes linear in the batch size."""
+    """One arm: seconds linear in cached tokens.
 
-    def __init__(self, timings: list[Timing]) -> None:
+    batches: that were timed, ascending. Between two of them seconds are linear in the batch size, or, padded, those of
+        the larger one; beyond the largest they lie on the line through the last two.
+    """
+
+    def __init__(self, timings: list[Timing], padded: bool) -> None:
         by_batch: dict[int, list[Timing]] = defaultdict(list)
         for timing in timings:
             by_batch[timing.batch].append(timing)
@@ -93,15 +111,16 @@ class _Line:
         spread = sum(x * x for x, _ in apart)
         self._slope = max(0.0, sum(x * y for x, y in apart) / spread) if spread else 0.0
         points = [(batch, seconds - self._slope * cached) for batch, (cached, seconds) in sorted(means.items())]
-        self._batches = [batch for batch, _ in points]
+        self.batches = [batch for batch, _ in points]
         self._seconds = [seconds for _, seconds in points]
+        self._padded = padded
 
     def seconds(self, batch: int, cached: int) -> float:
-        batches, seconds, more = self._batches, self._seconds, self._slope * cached
+        batches, seconds, more = self.batches, self._seconds, self._slope * cached
         right = bisect_left(batches, batch)
-        if right < len(batches) and (batches[right] == batch or right == 0):
+        if right < len(batches) and (self._padded or batches[right] == batch or right == 0):
             return more + seconds[right]
-        right = min(right, len(batches) - 1)  # beyond the largest: the line through the last two
+        right = min(right, len(batches) - 1)
         if right == 0:
             return more + seconds[0]
         share = (batch - batches[right - 1]) / (batches[right] - batches[right - 1])

@@ -16,20 +16,19 @@ _NEAR = 0.9
 """An arm stays that comes so near the best at one of these rates."""
 
 
-def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int, sizes: list[int]) -> list[Bucket]:
+def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
     """For each batch size that was timed, the arms that could be best there, and off; equal neighbours are one bucket.
 
     An arm that loses at every rate of acceptance is left out: it would cost exploration for ever, and memory.
 
     Args:
-        costs: from timing.
+        costs: from timing. A bucket ends at a batch size that was timed, and the last at `largest`.
         captured: the largest batch size that each arm has CUDA graphs for.
         largest: batch size that the server runs.
-        sizes: that were timed, ascending; a bucket ends at one of them, and the last at `largest`.
     """
     buckets: list[Bucket] = []
     first = 1
-    for last in [size for size in sizes if size < largest] + [largest]:
+    for last in [size for size in costs.sizes if size < largest] + [largest]:
         contenders = [arm for arm, most in captured.items() if most >= last]
         arms = tuple(_could_be_best(costs, contenders, last))
         if not buckets or buckets[-1].arms != arms:
@@ -38,12 +37,12 @@ def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int,
     return buckets
 
 
-def worth_having(costs: StepCosts, captured: Mapping[Arm, int], largest: int, sizes: list[int]) -> tuple[Arm, ...]:
+def worth_having(costs: StepCosts, captured: Mapping[Arm, int], largest: int) -> tuple[Arm, ...]:
     """The arms that have a place in a bucket; the best at batch size 1 where nothing beats plain decoding.
 
     Arguments are those of `default_buckets`, which are the same with these arms alone.
     """
-    placed = {arm for bucket in default_buckets(costs, captured, largest, sizes) for arm in bucket.arms}
+    placed = {arm for bucket in default_buckets(costs, captured, largest) for arm in bucket.arms}
     found = tuple(arm for arm in captured if arm in placed)
     return found or (max(captured, key=lambda arm: expected_length(arm, RATES[-1]) / costs.seconds(arm, 1, 0)),)
 

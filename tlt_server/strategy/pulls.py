@@ -66,9 +66,9 @@ class UnderWay:
         if not (self._pulls and self._pulls[-1] is None):
             self._pulls.append(None)
 
-    def reading(self) -> bool:
-        """Whether the step that was launched next begins with the drafter's reading."""
-        return bool(self._pulls) and (pull := self._pulls[0]) is not None and pull.reads
+    def follower(self) -> Pull | None:
+        """The step that was launched after the one that was settled last; None if none was yet, or something else."""
+        return self._pulls[0] if self._pulls else None
 
     def settle(self, batch: int, now: float, most_accepted: int = 0) -> tuple[Pull, float | None] | None:
         """The step of a result, and its seconds; None for the seconds where they are not the step's own.
