@@ -75,7 +75,7 @@ class Rank:
         untrained: bool = False,
     ) -> None:
         self.contents, self.events = contents, EventLog()
-        self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, timings=[], table=None, finds_arms=False)
+        self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, costs=None, table=None, finds_arms=False)
         start = DrafterVersion(0, "start", None, None)
         self.speculation = speculation = Speculation(self.worker, 32, self.events)
         dog = Watchdogs([ARM], mode, 1.2, lambda: 0.0)

@@ -29,7 +29,7 @@ def worker() -> Any:
         captured=captured,
         graphs=None,
         finds_arms=False,
-        timings=[],
+        costs=None,
         table=pinned_table(CHAIN, captured),
     )
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tlt_client import schemas
 
@@ -106,9 +106,10 @@ def test_equal_seeds_and_results_give_equal_decisions(mode: str, batches: list[i
     st.floats(0.0, 0.1),
     st.integers(0, 5),
 )
+@example([(59, 2.0), (15, 32.0), (9, 1.0), (9, 22.0)], 0.0625, 5)  # reading, before a slow arm, was thought to take 2 s
 def test_exploration_never_loses_more_than_its_share(phases: list[tuple[int, float]], share: float, seed: int) -> None:
     """At every launch, though arms turn out many times slower than timed: what has been lost so far exceeds the share
-    of the time so far by no more than the three steps of looks that may be chosen before the first is settled.
+    of the time so far by no more than the two steps of looks that may be chosen before the first is settled.
     """
     server = Server(selector(seed), Random(seed))
     server.selector.configure(update("bandit", exploration=share))
@@ -120,7 +121,7 @@ def test_exploration_never_loses_more_than_its_share(phases: list[tuple[int, flo
             server.step(batch)
             longest = max(longest, server.pulled[-1][2])
             report = server.selector.report()
-            assert report.explored_lost_s <= share * server.now + 3 * longest
+            assert report.explored_lost_s <= share * server.now + 2 * longest
 
 
 def test_a_look_waits_until_it_is_affordable() -> None:

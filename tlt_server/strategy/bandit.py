@@ -102,7 +102,7 @@ class Bandit:
             return 0.0
         best = self._knowledge.rate(self._in_force[bucket], batch, cached)
         charge = self._lost(arm, batch, self._seconds(arm, batch, cached, behind), best)
-        self._budget.spend(charge)
+        self._budget.hold(charge)
         return charge
 
     def settled(self, pull: Pull, seconds: float | None) -> None:
@@ -115,18 +115,21 @@ class Bandit:
             self._budget.earn(seconds)
             if pull.reads:
                 self._reading.observe(pull.behind, seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
-            if pull.charged:
-                self._explored(pull, seconds)
+        if pull.charged:
+            self._explored(pull, seconds)
         self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force: explores with what was laid by for that."""
         self._budget.release()
 
-    def _explored(self, pull: Pull, seconds: float) -> None:
+    def _explored(self, pull: Pull, seconds: float | None) -> None:
+        if seconds is None:
+            self._budget.pay(pull.charged, pull.charged)
+            return
         bucket = self._buckets.index(pull.batch)
         best = self._knowledge.rate(self._in_force[bucket], pull.batch, pull.cached)
-        self._budget.spend(self._lost(pull.arm, pull.batch, seconds, best) - pull.charged)
+        self._budget.pay(pull.charged, self._lost(pull.arm, pull.batch, seconds, best))
         if FAR * seconds < self._knowledge.seconds(pull.arm, pull.batch, pull.cached):
             # far faster than known: looked at again at once, for it takes a few in a row to be believed
             self._pulled[bucket][pull.arm] = 0

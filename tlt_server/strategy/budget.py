@@ -26,7 +26,7 @@ class Budget:
         self._share = share
         self._reserve = 0.0
         self.spent = 0.0
-        """Seconds, in all."""
+        """Seconds, in all, by pulls whose results have come."""
         self.left = 0.0
         """Seconds that may be lost now; below zero where a pull lost more than expected."""
 
@@ -46,7 +46,11 @@ class Budget:
         """Whether a pull that loses so much may be launched. One that loses more than can be saved up waits for all."""
         return self.left >= min(seconds, self._share * SAVED_S) > 0
 
-    def spend(self, seconds: float) -> None:
-        """Pays for a pull; a negative number gives back what it did not need."""
-        self.spent += seconds
+    def hold(self, seconds: float) -> None:
+        """For a pull that is launched: what it is expected to lose."""
         self.left -= seconds
+
+    def pay(self, held: float, lost: float) -> None:
+        """For a pull that was launched: what it lost, which was expected to be what is held for it."""
+        self.left += held - lost
+        self.spent += lost
