@@ -7,7 +7,7 @@
 1. plain decoding and each arm by itself drain the batch: the offline sweep. From what their steps took and gave follow
    the best arm of each batch size (`table`), and the arm and threshold of an elastic rule (`elastic`)
 2. all sides drain it in rounds: those, both bandits, a server without speculation, SGLang's --speculative-adaptive.
-   Sides with several arms drain it several times a round: when the last request ends is a matter of luck
+   Sides that change arms drain it several times a round: when the last request ends is a matter of luck
 3. all steps that arms by themselves took in this run are replayed: the oracle has the best of them at each batch size
 """
 
@@ -44,7 +44,7 @@ SMOKE_REQUESTS = (4,)
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CPU_SIZES = (1, 2, 4, 8, 16, 32)
 SWEEPS = 2
-TIMES = 4  # a round, of a side with several arms
+TIMES = 4  # a round, of a side that changes arms
 BINS = 40
 ELASTIC, TABLE = "elastic", "table"
 
@@ -141,12 +141,12 @@ def drains(bench: Bench, group: Sequence[Side], sizes: Sequence[int], rounds: in
     limits = {side.name: side.max_batch for side in fixed}
     most = {arm: limits[name_of(arm)] for arm in fixed[0].arms}
     everyone = [*group, *rivals(Speeds(seen, sizes), bench.lengths, most)]
-    times = {side.name: TIMES for side in everyone if side.arms and side not in fixed}
+    changing = [side for side in everyone if side.arms and side not in fixed]
     found: dict[str, list[list[Drained]]] = defaultdict(list)
     for number in range(rounds):
         first = number % len(everyone)
         for side in [*everyone[first:], *everyone[:first]]:
-            found[side.name].append(bench.drains(side, times.get(side.name, 1)))
+            found[side.name].append(bench.drains(side, TIMES if side in changing else 1))
         seen += [step for side in fixed for each in found[side.name][-1] for step in decode_steps(each.steps)]
         figures = drain_figures(found, [side.name for side in fixed], Speeds(seen, sizes), bench.lengths)
         yield figures | {f"rounds_{len(bench.lengths)}": number + 1}

@@ -2,8 +2,8 @@
 
 The drafter's keys and values of a position are made of the target's hidden state there and of the token that follows.
 A plain step has both. They are kept for the last `WINDOW` positions of each request, in a ring; before a request's
-first step with an arm, the drafter reads in one pass what it has missed of them, as it reads a prompt. That gives the
-step its proposal, too. What lies farther back stays unknown to the drafter (engine/plain.py).
+first step with an arm, the drafter reads in one pass what it has missed of them. That gives the step its proposal, too.
+What lies farther back stays unknown to the drafter (engine/plain.py).
 
 It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer and the head.
 Where no request has missed more than the arm can accept in a step, as after a look at off, that pass is the arm's
@@ -82,11 +82,12 @@ class Missed:
             counts: of them all, by `counts`.
         """
         draft, proposal = self._worker.draft_worker, batch.spec_info
-        behind = torch.tensor(counts).to(batch.device, non_blocking=True)
+        host = torch.tensor(counts)
+        behind = host.to(batch.device, non_blocking=True)
         past = copy.copy(batch)
         past.seq_lens, past.seq_lens_sum = batch.seq_lens - behind, None
         if batch.seq_lens_cpu is not None:
-            past.seq_lens_cpu = batch.seq_lens_cpu - torch.tensor(counts)
+            past.seq_lens_cpu = batch.seq_lens_cpu - host
         tokens, states, past.out_cache_loc = self._rows(past, behind, draft.rows)
         found = SimpleNamespace()
         draft.read(

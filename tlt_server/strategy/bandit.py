@@ -89,7 +89,7 @@ class Bandit:
         """A step begins; `behind`: tokens that the drafter has missed.
 
         Returns:
-            Seconds of the budget that it is charged with: 0 unless it explores.
+            Seconds of the budget that are held for it: 0 unless it explores.
         """
         bucket = self._buckets.index(batch)
         self._exploring = None

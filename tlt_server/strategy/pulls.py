@@ -24,7 +24,7 @@ class Pull(NamedTuple):
 
     cached: tokens in the KV cache, of all requests.
     launched: seconds, on the clock of the results.
-    charged: seconds of the exploration's budget that it was launched with; 0 where it does not explore.
+    charged: seconds of the exploration's budget that are held for it; 0 where it does not explore.
     behind: tokens of all requests that the drafter has missed.
     """
 

@@ -156,9 +156,9 @@ class Selector:
 
         Under overlap a result is settled behind the launch of the next step. So a step that another arm follows seems
         longer, or shorter, by what that arm's launch takes more or less, and the other arm's last step the reverse.
-        Of one step alone, among steps with one other arm, the step before it says how much. Of off only a step between
-        two others with off is believed: an arm's launch waits for the lengths that the step before gave, and off's does
-        not, so that off's first step seems shorter too. A time that is half too long or too short is no launch's doing.
+        Of one step alone, among steps with one other arm, the step before it says how much. Off's first step seems
+        shorter even so; of off only a step between two others with off is believed. A time that is half too long or too
+        short is no launch's doing.
         """
         before, self._before = self._before, pull.arm
         over, self._over = self._over, None
