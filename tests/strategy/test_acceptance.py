@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from tlt_server.config import Arm
 from tlt_server.strategy.acceptance import Acceptance
+from tlt_server.strategy.curve import Accepted
 
 CHAINS = [Arm(steps, 1, steps + 1) for steps in (1, 3, 7)]
 TREE = Arm(5, 4, 16)
 ONE, THREE, SEVEN = CHAINS
 
 
-def accepted(random: Random, rate: float, steps: int) -> int:
-    """Drafts accepted at one rate to a depth."""
-    return next((depth for depth in range(steps) if random.random() > rate), steps)
+def accepted(random: Random, rate: float, steps: int, batch: int = 8) -> Accepted:
+    """By so many requests, at one rate to a depth."""
+    return Accepted.of([next((k for k in range(steps) if random.random() > rate), steps) for _ in range(batch)])
 
 
 def length(rate: float, steps: int) -> float:
@@ -26,7 +27,7 @@ def length(rate: float, steps: int) -> float:
 def fed(arm: Arm, rate: float, steps: int = 400, batch: int = 8) -> Acceptance:
     known, random = Acceptance([*CHAINS, TREE]), Random(1)
     for _ in range(steps):
-        known.observe(arm, batch, [accepted(random, rate, arm.num_steps) for _ in range(batch)])
+        known.observe(arm, batch, accepted(random, rate, arm.num_steps, batch))
     return known
 
 
@@ -50,7 +51,7 @@ def test_a_tree_follows_what_chains_learn_of_another_drafter() -> None:
     before = known.length(TREE)
     known.weights_changed()
     for _ in range(40):
-        known.observe(THREE, 8, [accepted(random, 0.6, 3) for _ in range(8)])
+        known.observe(THREE, 8, accepted(random, 0.6, 3))
     assert known.length(TREE) < 0.8 * before
 
 
@@ -59,9 +60,9 @@ def test_an_explored_chain_tells_a_high_ratio_from_a_high_level() -> None:
     known = fed(TREE, 0.95)
     expected = [known.length(arm) for arm in (TREE, SEVEN)]
     for _ in range(5):
-        known.observe(SEVEN, 8, [accepted(random, 0.5, 7) for _ in range(8)])
+        known.observe(SEVEN, 8, accepted(random, 0.5, 7))
         for _ in range(20):
-            known.observe(TREE, 8, [accepted(random, 0.95, 5) for _ in range(8)])
+            known.observe(TREE, 8, accepted(random, 0.95, 5))
     assert known.length(TREE) == pytest.approx(expected[0], rel=0.1)
     assert known.length(SEVEN) < 0.75 * expected[1]
 
@@ -70,7 +71,7 @@ def test_what_changes_unannounced_is_noticed() -> None:
     random = Random(4)
     known = fed(SEVEN, 0.9)
     for _ in range(30):
-        known.observe(SEVEN, 8, [accepted(random, 0.4, 7) for _ in range(8)])
+        known.observe(SEVEN, 8, accepted(random, 0.4, 7))
     assert known.length(SEVEN) == pytest.approx(length(0.4, 7), rel=0.2)
 
 
@@ -78,7 +79,7 @@ def test_off_gives_one_token_and_tells_nothing() -> None:
     known = fed(THREE, 0.8)
     before = known.length(SEVEN)
     for _ in range(1000):
-        known.observe(None, 8, [0] * 8)
+        known.observe(None, 8, Accepted.of([0] * 8))
     assert (known.length(None), known.length(SEVEN)) == (1.0, before)
 
 
@@ -96,8 +97,15 @@ def test_a_length_lies_between_one_and_the_whole_draft(
     for number, (arm, found) in enumerate(steps):
         if number in swaps:
             known.weights_changed()
-        known.observe(arm, len(found), [min(each, arm.num_steps if arm else 0) for each in found])
+        known.observe(arm, len(found), Accepted.of([min(each, arm.num_steps if arm else 0) for each in found]))
         for each in (*CHAINS, TREE):
             assert 1 <= known.length(each) <= each.num_steps + 1
             assert 0 <= known.doubt(each) < 1
     assert known.length(SEVEN) >= known.length(THREE) >= known.length(ONE)
+
+
+@given(st.lists(st.integers(0, 9), max_size=200))
+def test_what_was_accepted_is_counted_once(drafts: list[int]) -> None:
+    counted = Accepted.of(drafts)
+    assert (counted.requests, counted.drafts, counted.most) == (len(drafts), sum(drafts), max(drafts, default=0))
+    assert list(counted.ends) == [drafts.count(k) for k in range(counted.most + 1) if drafts]

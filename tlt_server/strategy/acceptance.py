@@ -25,12 +25,12 @@ All are means, not the paper's medians: tokens add up. At batch 1, where a rewar
 the arm of the higher median is often not the one that makes more tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import exp, log, sqrt
 
 from tlt_server.config import Arm
 from tlt_server.strategy.arms import Choice, is_chain
-from tlt_server.strategy.curve import Curve
+from tlt_server.strategy.curve import Accepted, Curve
 from tlt_server.strategy.filter import Filter
 from tlt_server.strategy.learned import LearnedAcceptance, LearnedPart
 
@@ -66,26 +66,25 @@ class Acceptance:
         arms = set(arms)
         trees = sorted((arm for arm in arms if not is_chain(arm)), key=str)
         self._part = {tree: part for part, tree in enumerate(trees, start=1)}
-        self._curve = Curve(max((arm.num_steps for arm in arms), default=1))
+        self._curve = Curve(max((arm.num_steps for arm in arms), default=1), _CURVE_KEEP)
         self._depths = sorted({arm.num_steps for arm in arms if is_chain(arm)})
         self._chains: dict[int, float] = {}
         most = [_LEVEL_VARIANCE] + [_LEAD_VARIANCE] * len(trees)
         self._filter = Filter([0.0] + [TREE_LEAD] * len(trees), most, most)
         self._surprise = 1.0
 
-    def observe(self, arm: Choice, batch: int, accepted: Sequence[int]) -> None:
+    def observe(self, arm: Choice, batch: int, accepted: Accepted) -> None:
         """One settled decode step.
 
         Args:
             arm: it was launched with.
             batch: requests in it.
-            accepted: accepted drafts of those that count, at least one; the bonus token not among them.
+            accepted: of those that count, at least one.
         """
         if arm is not None:
             self._learn(arm, accepted)
             if is_chain(arm):
                 before = _between(self._curve.odds(arm.num_steps))
-                self._curve.age(_CURVE_KEEP)
                 self._curve.observe(accepted, arm.num_steps)
                 self._filter.mean[0] -= log(_between(self._curve.odds(arm.num_steps)) / before)
             self._chains.clear()
@@ -114,7 +113,7 @@ class Acceptance:
     def weights_changed(self) -> None:
         """Another target or drafter is in force: what was accepted before says less."""
         self._surprise = 1.0
-        self._curve.age(0.0)
+        self._curve.forget()
         self._filter.drift(_LEVEL_SWAP, _LEAD_SWAP)
 
     def learned(self) -> LearnedAcceptance:
@@ -136,12 +135,12 @@ class Acceptance:
         self._filter = Filter(mean, variance, most)
         self._chains.clear()
 
-    def _learn(self, arm: Arm, accepted: Sequence[int]) -> None:
+    def _learn(self, arm: Arm, accepted: Accepted) -> None:
         """Level and lead from what an arm had accepted; from too great an error, that something has changed."""
         share = self._share(arm)
-        error = (sum(accepted) / len(accepted) / arm.num_steps - share) / (share * (1 - share))
+        error = (accepted.drafts / accepted.requests / arm.num_steps - share) / (share * (1 - share))
         # a geometric law has a variance of mean + mean², of which the draft's end cuts off as much as is accepted
-        noise = (1 + 1 / (share * arm.num_steps)) / (1 - share) / len(accepted)
+        noise = (1 + 1 / (share * arm.num_steps)) / (1 - share) / accepted.requests
         parts = (0,) if is_chain(arm) else (0, self._part[arm])
         surprise = self._filter.learn(parts, max(-_MOST_ERROR, min(_MOST_ERROR, error)), noise)
         self._surprise += _SURPRISE_GAIN * (min(surprise, 10.0) - self._surprise)

@@ -20,6 +20,7 @@ from statistics import median
 from tlt_server.strategy.acceptance import Acceptance
 from tlt_server.strategy.arms import Buckets, Choice
 from tlt_server.strategy.costs import StepCosts
+from tlt_server.strategy.curve import Accepted
 from tlt_server.strategy.learned import Learned, LearnedPace
 
 WINDOW = 15
@@ -41,26 +42,31 @@ class Pace:
     """
 
     def __init__(self, ratios: Sequence[float] = (1.0, 1.0)) -> None:
-        self._samples = deque(((0, ratio) for ratio in ratios), maxlen=WINDOW)
+        self._ratios = deque(ratios, maxlen=WINDOW)
+        self._steps = deque([0] * len(ratios), maxlen=WINDOW)  # at which each was measured
         self.value = median(ratios)
 
     def add(self, ratio: float, step: int) -> None:
         """A measured step; `step` counts the decode steps of the server."""
-        samples = self._samples
-        samples.append((step, ratio))
+        self._ratios.append(ratio)
+        self._steps.append(step)
         if not self.value / FAR <= ratio <= self.value * FAR:
             newest = self.ratios[-_IN_A_ROW:]
             if min(newest) > self.value * FAR or max(newest) < self.value / FAR:
-                while len(samples) > _IN_A_ROW:
-                    samples.popleft()
-        while len(samples) > _ALWAYS and samples[0][0] < step - _RECENT:
-            samples.popleft()
-        self.value = median(self.ratios)
+                self._keep_newest(_IN_A_ROW)
+        while len(self._steps) > _ALWAYS and self._steps[0] < step - _RECENT:
+            self._keep_newest(len(self._steps) - 1)
+        self.value = median(self._ratios)
 
     @property
     def ratios(self) -> list[float]:
         """Oldest first."""
-        return [ratio for _, ratio in self._samples]
+        return list(self._ratios)
+
+    def _keep_newest(self, count: int) -> None:
+        while len(self._ratios) > count:
+            self._ratios.popleft()
+            self._steps.popleft()
 
 
 class Knowledge:
@@ -76,14 +82,14 @@ class Knowledge:
         self._paces: list[dict[Choice, Pace]] = [{arm: Pace() for arm in costs.arms} for _ in buckets.all]
         self._step = 0
 
-    def observe(self, arm: Choice, batch: int, cached: int, accepted: Sequence[int], seconds: float | None) -> None:
+    def observe(self, arm: Choice, batch: int, cached: int, accepted: Accepted, seconds: float | None) -> None:
         """One settled decode step.
 
         Args:
             arm: it was launched with.
             batch: requests in it.
             cached: tokens in the KV cache, of them all.
-            accepted: accepted drafts of those requests that count.
+            accepted: of those requests that count, at least one.
             seconds: it took; None where that was not the arm's doing. What was accepted counts all the same.
         """
         self._step += 1

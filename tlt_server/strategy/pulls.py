@@ -81,16 +81,20 @@ class UnderWay:
         Returns:
             None where no step under way can have this result.
         """
-        if not any(_fits(pull, batch, most_accepted) for pull in self._pulls):
+        before = 0  # its own step: lost, or breaks
+        for pull in self._pulls:
+            if pull is not None and _fits(pull, batch, most_accepted):
+                break
+            before += 1
+        else:
             self.unmatched += 1
             self._pulls.appendleft(None)  # it took time that is nobody's
             return None
-        whole = True
-        while (pull := self._pulls.popleft()) is None or not _fits(pull, batch, most_accepted):
-            whole = False
-            self.lost += pull is not None
+        for _ in range(before):
+            self.lost += self._pulls.popleft() is not None
+        self._pulls.popleft()
         began, self._settled = max(pull.launched, self._settled), now
-        return pull, now - began if whole and now > began else None
+        return pull, now - began if before == 0 and now > began else None
 
     def _drop(self) -> None:
         """The oldest step is given up. What comes next follows a gap."""
@@ -101,5 +105,5 @@ class UnderWay:
             self._pulls.appendleft(None)
 
 
-def _fits(pull: Pull | None, batch: int, most_accepted: int) -> bool:
-    return pull is not None and pull.batch == batch and most_accepted <= (pull.arm.num_steps if pull.arm else 0)
+def _fits(pull: Pull, batch: int, most_accepted: int) -> bool:
+    return pull.batch == batch and most_accepted <= (pull.arm.num_steps if pull.arm else 0)

@@ -1,5 +1,6 @@
 """What came of each arm, for people to read; nothing is decided by it."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from tlt_client import schemas
@@ -22,14 +23,14 @@ class Tallies:
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
-        self._by_arm: list[dict[Choice, _Tally]] = [{} for _ in buckets.all]
+        self._by_arm: list[dict[Choice, _Tally]] = [defaultdict(_Tally) for _ in buckets.all]
         self._newest = [(buckets.last(bucket), 0) for bucket in range(len(buckets.all))]
         self.decoded_s = self.explored_s = 0.0
 
     def add(self, pull: Pull, seconds: float) -> None:
         """One step."""
         bucket = self._buckets.index(pull.batch)
-        tally = self._by_arm[bucket].setdefault(pull.arm, _Tally())
+        tally = self._by_arm[bucket][pull.arm]
         tally.pulls += 1
         tally.seconds += seconds
         self._newest[bucket] = pull.batch, pull.cached

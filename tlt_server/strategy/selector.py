@@ -24,6 +24,7 @@ from tlt_server.strategy.arms import ArmTable, Bucket, Buckets, Choice, pinned_t
 from tlt_server.strategy.bandit import Bandit
 from tlt_server.strategy.beg_mab import BegMab
 from tlt_server.strategy.costs import StepCosts
+from tlt_server.strategy.curve import Accepted
 from tlt_server.strategy.knowledge import Knowledge
 from tlt_server.strategy.learned import Learned
 from tlt_server.strategy.pulls import Pull, UnderWay
@@ -93,14 +94,15 @@ class Selector:
                 that had ended before this step is better left out: what follows an end is no text.
             now: seconds, once the result is on the CPU.
         """
-        found = self._under_way.settle(batch, now, most_accepted=max(accepted, default=0))
+        seen = Accepted.of(accepted)
+        found = self._under_way.settle(batch, now, seen.most)
         if found is None or not accepted:
             return
         pull, seconds = found
-        self._knowledge.observe(pull.arm, batch, pull.cached, accepted, self._own_seconds(pull, seconds))
+        self._knowledge.observe(pull.arm, batch, pull.cached, seen, self._own_seconds(pull, seconds))
         if seconds is not None and not pull.reads:
             self._tallies.add(pull, seconds)
-            self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
+            self._paper.settled(pull.arm, batch, 1 + seen.drafts / seen.requests, seconds)
         if self._settings.mode == "bandit":
             self._bandit.settled(pull, seconds)
 
