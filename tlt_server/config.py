@@ -37,20 +37,25 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if min(self.num_steps, self.topk) < 1:
             raise ConfigError(f"arm {self}: num_steps and topk must be at least 1")
-        if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
-            raise ConfigError(f"arm {self}: a chain verifies num_steps + 1 = {self.num_steps + 1} tokens")
-        path = self.num_steps + 1  # SGLang's kernels end where fewer tokens are verified than one path has
-        if not path <= self.num_draft_tokens <= self.tree_size:
+        if self.topk == 1 and self.num_draft_tokens != self.path:
+            raise ConfigError(f"arm {self}: a chain verifies num_steps + 1 = {self.path} tokens")
+        # SGLang's kernels end where fewer tokens are verified than one path has
+        if not self.path <= self.num_draft_tokens <= self.tree_size:
             raise ConfigError(
-                f"arm {self}: num_draft_tokens must lie between {path} and {self.tree_size}, the whole tree"
+                f"arm {self}: num_draft_tokens must lie between {self.path} and {self.tree_size}, the whole tree"
             )
 
     def __str__(self) -> str:
         return f"({self.num_steps},{self.topk},{self.num_draft_tokens})"
 
     @property
+    def path(self) -> int:
+        """Tokens from the root (the last sampled token) to a leaf: as many as a step can add to a request."""
+        return self.num_steps + 1
+
+    @property
     def tree_size(self) -> int:
-        """Nodes that a draft of this depth and width has, its root (the last sampled token) included."""
+        """Nodes that a draft of this depth and width has, its root included."""
         return 1 + self.topk + (self.num_steps - 1) * self.topk**2
 
     @classmethod

@@ -40,7 +40,7 @@ def test_a_step_after_a_break_counts_without_its_time() -> None:
     assert (before[1], after[0].arm, after[1]) == (1.0, SHALLOW, None)
 
 
-@pytest.mark.parametrize(("batch", "most_accepted"), [(5, 0), (4, DEEP.num_steps + 1)])
+@pytest.mark.parametrize(("batch", "most_accepted"), [(5, 0), (4, DEEP.path)])
 def test_a_result_that_no_step_can_have_changes_nothing(batch: int, most_accepted: int) -> None:
     steps = UnderWay()
     steps.launch(Pull(DEEP, 4, 0, launched=0.0))

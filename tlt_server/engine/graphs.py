@@ -159,10 +159,10 @@ class Graphs:
         return Pass(attention, *made or [None])
 
     def draft_extend(self, arm: Arm) -> Pass:
-        """The drafter's pass over what can have been accepted, a path through the tree: `num_steps + 1` tokens."""
+        """The drafter's pass over what can have been accepted, a path through the tree."""
         from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 
-        draft, rows = self._draft, arm.num_steps + 1
+        draft, rows = self._draft, arm.path
         with (
             self._settings(DRAFT_EXTEND, arm, verified=rows),
             draft_context(draft),

@@ -144,7 +144,7 @@ class EagleWorker(EAGLEWorkerV2):
     def verify(self, batch: Any, grammar_barrier: Callable[..., None] | None = None) -> GenerationBatchResult:
         result = super().verify(batch, grammar_barrier)
         if self.tap and not batch.forward_mode.is_idle():
-            self.tap.take_step(batch.reqs, result, most=self.speculative_num_steps + 1)
+            self.tap.take_step(batch.reqs, result, most=self._draft_worker.rows)
         return result
 
     @property
@@ -168,7 +168,7 @@ class EagleWorker(EAGLEWorkerV2):
 
     def _catch_up(self, batch: Any, arm: Arm, behind: Sequence[int]) -> None:
         """A pass of the drafter before a step, over few tokens with the arm, else with what SGLang was started with."""
-        few = max(behind) <= arm.num_steps + 1
+        few = max(behind) <= arm.path
         self._arms.put(arm if few else None)
         read = self._plain.missed.read_in_step if few else self._plain.missed.read_as_prefill
         with draft_context(self._draft_worker):

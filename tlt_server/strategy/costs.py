@@ -86,7 +86,7 @@ def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batc
     for arm, batch in product(arms, batches):
         verification = target.seconds(None, batch * arm.num_draft_tokens, 0)
         drafting = (arm.num_steps - 1) * drafter.seconds(None, batch * arm.topk, 0)
-        draft_extend = drafter.seconds(None, batch * (arm.num_steps + 1), 0)
+        draft_extend = drafter.seconds(None, batch * arm.path, 0)
         found.append(Timing(arm, batch, 0, verification + drafting + draft_extend))
     return found
 
