@@ -105,18 +105,19 @@ class Bandit:
         self._budget.hold(charge)
         return charge
 
-    def settled(self, pull: Pull, seconds: float | None) -> None:
+    def settled(self, pull: Pull, seconds: float | None, took: float | None) -> None:
         """A step's result has been learned from: decides what its bucket does next.
 
         Args:
-            seconds: that it took; None: not known.
+            seconds: that passed since the result before.
+            took: the step, with what the drafter read first. None, both: not known.
         """
         if seconds is not None:
             self._budget.earn(seconds)
-            if pull.reads:
-                self._reading.observe(pull.behind, seconds - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
+        if pull.reads and took is not None:
+            self._reading.observe(pull.behind, took - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
         if pull.charged:
-            self._explored(pull, seconds)
+            self._explored(pull, took)
         self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
 
     def weights_changed(self) -> None:

@@ -99,12 +99,13 @@ class Selector:
         if found is None or not accepted:
             return
         pull, seconds = found
+        took = self._with_reading(pull, seconds)
         self._knowledge.observe(pull.arm, batch, pull.cached, seen, self._own_seconds(pull, seconds))
         if seconds is not None and not pull.reads:
             self._tallies.add(pull, seconds)
             self._paper.settled(pull.arm, batch, 1 + seen.drafts / seen.requests, seconds)
         if self._settings.mode == "bandit":
-            self._bandit.settled(pull, seconds)
+            self._bandit.settled(pull, seconds, took)
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force: what was accepted before says less. What a step costs stays."""
@@ -153,6 +154,16 @@ class Selector:
             ),
         )
 
+    def _with_reading(self, pull: Pull, seconds: float | None) -> float | None:
+        """What a step takes with all that the drafter reads before it; None where that cannot be told.
+
+        Under overlap the step before is settled behind the launch of this one, which waits for a drafter that reads
+        much. So what that step took more than expected is this one's.
+        """
+        if not pull.reads or seconds is None:
+            return seconds
+        return None if self._over is None else seconds + self._over
+
     def _own_seconds(self, pull: Pull, seconds: float | None) -> float | None:
         """What a step takes among steps with the same arm; None where that cannot be told.
 
@@ -165,12 +176,16 @@ class Selector:
         before, self._before = self._before, pull.arm
         over, self._over = self._over, None
         follower = self._under_way.follower()
-        if seconds is None or pull.reads or (follower and follower.reads):
+        if seconds is None or pull.reads:
             return None
         expected = self._knowledge.seconds(pull.arm, pull.batch, pull.cached)
-        usual = abs(seconds - expected) < expected / 2
-        self._over = seconds - expected if usual else 0.0
-        if not usual or not follower or pull.arm == before == follower.arm:
+        self._over = seconds - expected
+        if follower and follower.reads:
+            return None
+        if abs(self._over) > expected / 2:
+            self._over = 0.0
+            return seconds
+        if not follower or pull.arm == before == follower.arm:
             return seconds
         if pull.arm is None or over is None or before != follower.arm:
             return None
