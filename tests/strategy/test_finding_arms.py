@@ -55,6 +55,15 @@ def test_what_is_given_up_is_missed_nowhere(costs: StepCosts) -> None:
                 assert expected_length(arm, rate) / costs.seconds(arm, size, 0) < 0.9 * best
 
 
+def test_a_chain_between_two_that_stay_stays_though_it_was_timed_too_slow() -> None:
+    chains = [Arm(steps, 1, steps + 1) for steps in (1, 3, 7)]
+    costs = StepCosts(
+        Timing(arm, 64, 0, seconds) for arm, seconds in zip((None, *chains), (1.0, 1.2, 3.0, 2.4), strict=True)
+    )
+    (bucket,) = default_buckets(costs, dict.fromkeys(chains, 64), 64)
+    assert bucket.arms == (*chains, None)
+
+
 def test_where_nothing_pays_one_arm_is_left() -> None:
     """Which buckets do not name, so that it is not explored: but a client may ask for it."""
     costs = StepCosts(

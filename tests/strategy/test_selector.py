@@ -295,7 +295,7 @@ def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int, late: 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int) -> None:
-    """What follows a look at off waits for the drafter; off, 7 % slower at first and 7 % faster later, must be found."""
+    """What follows a look at off waits for the drafter. Off, 7 % slower at first and 7 % faster later, is found."""
     server = Server(selector(seed), Random(seed), {DEEP: 2.0, TREE: 2.0}, reading=0.004, late=True)
     for _ in range(3000):
         server.step(32)

@@ -12,9 +12,11 @@ the guess for all of them. An arm that was thought too good shows it by being pu
 
     expected reward over that of the arm in force, plus BONUS times the root of the steps since it was pulled here
 
-so that near rivals are looked at often, hopeless arms seldom, and each some time: any arm may become the best. It waits
-until the budget (budget.py) affords that arm, whatever that takes: were it passed over for a cheaper one, an arm that
-was slow once would stay so for ever. One step at a time: each result may change what is worth a look.
+so that near rivals are looked at often, hopeless arms seldom, and each some time: any arm may become the best. For a
+look, the sum must exceed the reward of the arm in force by a share of it, `WORTH`: many requests tell much at once, and
+need no look again so soon. It waits until the budget (budget.py) affords that arm, whatever that takes: were it passed
+over for a cheaper one, an arm that was slow once would stay so for ever. One step at a time: each result may change
+what is worth a look.
 
 **What exploration costs** is the time that it loses: a step's seconds, less those in which the arm in force would have
 made the same tokens. That is what a user pays, and it is what a near rival costs little of, so that it is looked at
@@ -42,6 +44,9 @@ PATIENCE = 0.5
 BONUS = 0.04
 """Share of the best reward, for the root of one step. After 1,000 steps it adds up to 1.3: enough for an arm that makes
 next to nothing to be looked at before a near rival is again."""
+WORTH = 0.2
+"""For many requests; for few, in proportion to what they tell more than one does. A single request gets all the looks
+that the budget affords: one verify scatters by half its mean."""
 LEAST = 0.1
 """Of an explored step's time, charged however good the arm: about what switching to it and back may cost, 0.2 ms each
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
@@ -145,7 +150,7 @@ class Bandit:
         looking = self._look is not None and self._look[0] == bucket and self._look[1] < _LOOK_AT_OFF
         if looking and before is not None and self._budget.left >= 0:
             self._exploring = bucket, None
-        elif rival := self._rival(bucket, rates, before):
+        elif rival := self._rival(bucket, rates, before, batch):
             seconds = self._seconds(rival[0], batch, cached, self._behind)
             steps = 1 if rival[0] else _LOOK_AT_OFF
             if self._budget.affords(steps * self._lost(rival[0], batch, seconds, rates[before])):
@@ -159,11 +164,14 @@ class Bandit:
         """Of a step's seconds, those in which the arm in force, which makes `best`, would not have made its tokens."""
         return max(LEAST * seconds, seconds - batch * self._knowledge.acceptance.length(arm) / best)
 
-    def _rival(self, bucket: int, rates: dict[Choice, float], in_force: Choice) -> tuple[Choice] | None:
-        """The arm that is most worth a look; None where there is no other."""
+    def _rival(self, bucket: int, rates: dict[Choice, float], in_force: Choice, batch: int) -> tuple[Choice] | None:
+        """The arm that is most worth a look; None where none is."""
         step, pulled, best = self._steps[bucket], self._pulled[bucket], rates[in_force]
         worth = {arm: rate / best + BONUS * sqrt(step - pulled[arm]) for arm, rate in rates.items() if arm != in_force}
-        return (_best(worth),) if worth else None
+        if not worth:
+            return None
+        rival = _best(worth)
+        return (rival,) if worth[rival] > 1 + WORTH * (1 - 1 / batch) else None
 
 
 class Reading:

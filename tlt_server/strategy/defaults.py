@@ -19,7 +19,9 @@ _NEAR = 0.9
 def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
     """For each batch size that was timed, the arms that could be best there, and off; equal neighbours are one bucket.
 
-    An arm that loses at every rate of acceptance is left out: it would cost exploration for ever, and memory.
+    An arm that loses at every rate of acceptance is left out: it would cost exploration for ever, and memory. A chain
+    between two that stay also stays: what a step costs grows evenly with depth, so that at some rate between theirs it
+    is the best, or nearly so. Where it seems to lose at every rate, it was timed too slow.
 
     Args:
         costs: from timing. A bucket ends at a batch size that was timed, and the last at `largest`.
@@ -57,12 +59,14 @@ def untimed_buckets(captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
 
 
 def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> list[Choice]:
-    found: list[Choice] = []
+    found: set[Arm] = set()
     for rate in RATES:
         made = {arm: expected_length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
         best = max([1 / costs.seconds(None, batch, 0), *made.values()])
-        found += [arm for arm in contenders if made[arm] >= _NEAR * best and arm not in found]
-    return [*(arm for arm in contenders if arm in found), None]
+        found.update(arm for arm in contenders if made[arm] >= _NEAR * best)
+    depths = [arm.num_steps for arm in found if is_chain(arm)] or [0]
+    between = [arm for arm in contenders if is_chain(arm) and min(depths) < arm.num_steps < max(depths)]
+    return [*(arm for arm in contenders if arm in found or arm in between), None]
 
 
 def expected_length(arm: Arm, rate: float) -> float:
