@@ -89,3 +89,45 @@ def test_what_is_read_again_is_what_was_missed_last(data: st.DataObject) -> None
     assert not places[~inside].any()
     ring.forget(reqs)
     assert not any(ring.counts(reqs))
+
+
+class Drafter:
+    """Notes what draft-extend reads: of each request the places; proposes what says which token it read last."""
+
+    def __init__(self, rows: int, requests: int) -> None:
+        self.rows, self.passes = rows, 0
+        self.places: list[list[int]] = [[] for _ in range(requests)]
+
+    def read(self, past: Any, result: Any) -> None:
+        self.passes += 1
+        tokens, places = (each.unflatten(0, (-1, self.rows)) for each in (result.next_token_ids, past.out_cache_loc))
+        assert past.seq_lens.tolist() == past.seq_lens_cpu.tolist()
+        last = tokens.gather(1, result.accept_lens[:, None].long() - 1)
+        for read, row, req, length in zip(self.places, places.tolist(), past.reqs, past.seq_lens.tolist(), strict=True):
+            written = [place for place in row if place]
+            assert written == [req.slot * LONGEST + length + k for k in range(len(written))]
+            read.extend(written)
+        for name in ("topk_p", "topk_index", "hidden_states"):
+            setattr(result.next_draft_input, name, last)
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=SLOTS), st.integers(1, 5))
+def test_several_draft_extends_read_what_one_cannot(missed: list[int], rows: int) -> None:
+    ring, _ = a_ring()
+    reqs = [SimpleNamespace(slot=slot, length=20) for slot in range(len(missed))]
+    for step in range(max(missed)):
+        batch = a_batch([req for req, count in zip(reqs, missed, strict=True) if step < count])
+        ids = batch.req_pool_indices * LONGEST + batch.seq_lens
+        ring.keep(batch, batch.seq_lens, ids[:, None].float(), -ids)
+        for req in batch.reqs:
+            req.length += 1
+    ring._worker.draft_worker = drafter = Drafter(rows, len(reqs))
+    batch, before = a_batch(reqs), torch.arange(len(reqs))[:, None]
+    batch.spec_info = SimpleNamespace(topk_p=before, topk_index=before, hidden_states=before)
+    ring.read_in_step(batch, ring.counts(reqs))
+    assert drafter.passes == -(-max(missed) // rows)
+    for place, (req, count) in enumerate(zip(reqs, missed, strict=True)):
+        ends = req.slot * LONGEST + req.length
+        assert drafter.places[place] == list(range(ends - count, ends))
+        assert batch.spec_info.topk_index[place].item() == (1 - ends if count else place)
+    assert not any(ring.counts(reqs))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from tlt_client import Client, SamplingParams, StrategyUpdate, VersionConflict
-from tlt_client.schemas import SelectionBucket
+from tlt_client.schemas import Arm, SelectionBucket
 
 from tests.server.conftest import DRAFTING, PROMPTS
 from tests.server.test_lossless import CASES, LEAST_P, law_of
@@ -74,13 +74,19 @@ def counted(client: Client) -> Iterator[list[float]]:
     found.append(1 + (after.accepted_tokens - before.accepted_tokens) / (after.drafts - before.drafts))
 
 
-@EVERY_DRAFTER
-def test_the_drafter_catches_up(speculating: Client) -> None:
-    """Steps accept among others that do not speculate what they do alone: half of all are off, at random."""
-    arm = speculating.strategy().arms[0]
-    mixed = StrategyUpdate("paper", epsilon=1.0, buckets=(SelectionBucket(1, (arm, None)),))
+@pytest.mark.parametrize(
+    ("config", "arm"),
+    [*((config, None) for config in DRAFTING), ("eagle-arms", Arm(1, 1, 2)), ("eagle3-arms", Arm(1, 1, 2))],
+)
+def test_the_drafter_catches_up(speculating: Client, arm: Arm | None) -> None:
+    """Steps accept among others that do not speculate what they do alone: half of all are off, at random.
+
+    Chain 1,1,2 reads two tokens at a time, and so has often several times to read.
+    """
+    arm = arm or speculating.strategy().arms[0]
+    alone_by, mixed = StrategyUpdate("pinned", pinned=arm), SelectionBucket(1, (arm, None))
     lengths = []
-    for strategy in (ON, mixed):
+    for strategy in (alone_by, StrategyUpdate("paper", epsilon=1.0, buckets=(mixed,))):
         speculating.set_strategy(strategy)
         with counted(speculating) as found:
             speculating.generate_batch(PROMPTS, PAST_ENDS)

@@ -293,6 +293,21 @@ def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int, late: 
     assert server.read - read < 0.02 * (server.now - began)
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_look_at_off_pays_for_what_the_drafter_reads_afterwards(seed: int, late: bool) -> None:
+    server = Server(selector(seed), Random(seed), {DEEP: 2.0}, reading=0.004, late=late)
+    for _ in range(500):
+        server.step(16)
+    began, read = server.now, server.read
+    for _ in range(5000):
+        server.step(16)
+    arms = [arm for _, arm, _ in server.pulled[-5000:]]
+    assert arms.count(SHALLOW) > 4500, "it is best"
+    assert None in arms
+    assert server.read - read < 0.02 * (server.now - began)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int) -> None:
     """What follows a look at off waits for the drafter. Off, 7 % slower at first and 7 % faster later, is found."""

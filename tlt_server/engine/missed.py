@@ -6,12 +6,12 @@ first step with an arm, the drafter reads in one pass what it has missed of them
 What lies farther back stays unknown to the drafter (engine/plain.py).
 
 It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer and the head.
-Where no request has missed more than the arm can accept in a step, as after a look at off, that pass is the arm's
-draft-extend once more, in its CUDA graph: what was missed stands where accepted tokens stand. On an H200, at 8 requests
-of a 7B target, there and back takes 0.8 ms so (`switching_ms_off`, twice, in benchmarks/results/switching.h200.json).
-Otherwise it is a prefill of the drafter, over at most `WINDOW` tokens of each request, without a graph; flashinfer's
-plan for it reads lengths back from the GPU, and the step is launched late. To run the drafter in every plain step
-instead would keep it whole, at a layer's cost in every step.
+Where no request has missed more than the arm accepts in a few steps, as after a look at off, that pass is the arm's
+draft-extend in its CUDA graph, up to `PASSES` times: what was missed stands where accepted tokens stand. On an H200, at
+8 requests of a 7B target, there and back takes 0.8 ms so (`switching_ms_off`, twice, in
+benchmarks/results/switching.h200.json). Otherwise it is a prefill of the drafter, over at most `WINDOW` tokens of each
+request, without a graph; flashinfer's plan for it reads lengths back from the GPU, and the step is launched late. To
+run the drafter in every plain step instead would keep it whole, at a layer's cost in every step.
 """
 
 import copy
@@ -27,6 +27,8 @@ from sglang.srt.speculative.spec_utils import fast_topk
 
 WINDOW = 128
 """Tokens of a request, if there is memory for as many."""
+PASSES = 4
+"""Of draft-extend, at most. A prefill takes longer than that, however little it reads: it waits for the step before."""
 MEMORY = 256 << 20
 """Bytes for the states of all requests together."""
 
@@ -72,7 +74,7 @@ class Missed:
         return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
 
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
-        """Catches up by a draft-extend of the arm in force, of whose rows no request has missed more.
+        """Catches up by draft-extends of the arm in force, as many as it takes.
 
         Nothing waits for the GPU.
 
@@ -81,13 +83,21 @@ class Missed:
                 renewed for the requests that are behind.
             counts: of them all, by `counts`.
         """
+        left = torch.tensor(counts)
+        while left.any():
+            now = left.clamp(max=self._worker.draft_worker.rows)
+            self._extend_by_rows(batch, left, now)
+            left = left - now
+        self.forget(batch.reqs)
+
+    def _extend_by_rows(self, batch: Any, left: torch.Tensor, counts: torch.Tensor) -> None:
+        """A draft-extend over the first `counts` tokens of those that are left to read; both [bs] int64, on the CPU."""
         draft, proposal = self._worker.draft_worker, batch.spec_info
-        host = torch.tensor(counts)
-        behind = host.to(batch.device, non_blocking=True)
+        back, behind = torch.stack((left, counts)).to(batch.device, non_blocking=True)
         past = copy.copy(batch)
-        past.seq_lens, past.seq_lens_sum = batch.seq_lens - behind, None
+        past.seq_lens, past.seq_lens_sum = batch.seq_lens - back, None
         if batch.seq_lens_cpu is not None:
-            past.seq_lens_cpu = batch.seq_lens_cpu - host
+            past.seq_lens_cpu = batch.seq_lens_cpu - left
         tokens, states, past.out_cache_loc = self._rows(past, behind, draft.rows)
         found = SimpleNamespace()
         draft.read(
@@ -102,7 +112,6 @@ class Missed:
         for name in ("topk_p", "topk_index", "hidden_states"):
             renewed = torch.where(behind[:, None] > 0, getattr(found, name), getattr(proposal, name))
             setattr(proposal, name, renewed)
-        self.forget(batch.reqs)
 
     def _rows(self, past: Any, counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The tokens from where each request is behind on, as verification leaves what it accepted.

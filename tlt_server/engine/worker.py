@@ -27,6 +27,7 @@ from tlt_client import schemas
 from tlt_server.config import Arm, ServerConfig, arms_of
 from tlt_server.engine.arms import Arms
 from tlt_server.engine.graphs import Graphs, draft_context
+from tlt_server.engine.missed import PASSES
 from tlt_server.engine.plain import PlainSteps
 from tlt_server.engine.ranks import of_first
 from tlt_server.engine.swap import DrafterWeights
@@ -167,8 +168,8 @@ class EagleWorker(EAGLEWorkerV2):
         return result
 
     def _catch_up(self, batch: Any, arm: Arm, behind: Sequence[int]) -> None:
-        """A pass of the drafter before a step, over few tokens with the arm, else with what SGLang was started with."""
-        few = max(behind) <= arm.path
+        """The drafter reads before a step, few tokens with the arm, else with what SGLang was started with."""
+        few = max(behind) <= PASSES * arm.path
         self._arms.put(arm if few else None)
         read = self._plain.missed.read_in_step if few else self._plain.missed.read_as_prefill
         with draft_context(self._draft_worker):

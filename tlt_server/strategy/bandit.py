@@ -26,8 +26,9 @@ an estimate: all explored steps together take ten times the budget's share at mo
 
 **Off** is in force where no arm is expected to beat plain decoding. What it is left for is known from exploration: a
 pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks. A look from
-off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well. A look
-at off takes three steps, for only one between two others tells what off takes (`Selector._own_seconds`).
+off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well, and so
+is the step behind a look at off, which begins with reading too. A look at off takes three steps, for only one between
+two others tells what off takes (`Selector._told`).
 """
 
 from math import sqrt
@@ -94,19 +95,21 @@ class Bandit:
         """A step begins; `behind`: tokens that the drafter has missed.
 
         Returns:
-            Seconds of the budget that are held for it: 0 unless it explores.
+            Seconds of the budget that are held for it: 0 unless it explores, or reads what a look at off left unread.
         """
         bucket = self._buckets.index(batch)
         self._exploring = None
+        returns = self._look is not None and arm is not None and behind > 0
         self._behind = 0 if arm else behind + batch
         had = self._look[1] if self._look and self._look[0] == bucket else 0
         self._look = (bucket, had + 1) if arm is None and self._in_force[bucket] is not None else None
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
-        if arm == self._in_force[bucket]:
-            return 0.0
-        best = self._knowledge.rate(self._in_force[bucket], batch, cached)
-        charge = self._lost(arm, batch, self._seconds(arm, batch, cached, behind), best)
+        if arm != self._in_force[bucket]:
+            best = self._knowledge.rate(self._in_force[bucket], batch, cached)
+            charge = self._lost(arm, batch, self._seconds(arm, batch, cached, behind), best)
+        else:
+            charge = self._reading.seconds(behind) if returns else 0.0
         self._budget.hold(charge)
         return charge
 
@@ -121,13 +124,25 @@ class Bandit:
             self._budget.earn(seconds)
         if pull.reads and took is not None:
             self._reading.observe(pull.behind, took - self._knowledge.seconds(pull.arm, pull.batch, pull.cached))
-        if pull.charged:
+        bucket = self._buckets.index(pull.batch)
+        if pull.charged and pull.arm == self._in_force[bucket]:
+            self._returned(pull, seconds)
+        elif pull.charged:
             self._explored(pull, took)
-        self._decide(self._buckets.index(pull.batch), pull.batch, pull.cached)
+        self._decide(bucket, pull.batch, pull.cached)
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force: explores with what was laid by for that."""
         self._budget.release()
+
+    def _returned(self, pull: Pull, seconds: float | None) -> None:
+        """From a look at off: pays for reading, at most what that was expected to take.
+
+        More is the arm's doing, which is in force. What showed in the step before, that step was charged with.
+        """
+        expected = self._knowledge.seconds(pull.arm, pull.batch, pull.cached)
+        lost = pull.charged if seconds is None else min(pull.charged, max(0.0, seconds - expected))
+        self._budget.pay(pull.charged, lost)
 
     def _explored(self, pull: Pull, seconds: float | None) -> None:
         if seconds is None:
@@ -151,9 +166,10 @@ class Bandit:
         if looking and before is not None and self._budget.left >= 0:
             self._exploring = bucket, None
         elif rival := self._rival(bucket, rates, before, batch):
-            seconds = self._seconds(rival[0], batch, cached, self._behind)
-            steps = 1 if rival[0] else _LOOK_AT_OFF
-            if self._budget.affords(steps * self._lost(rival[0], batch, seconds, rates[before])):
+            lost = self._lost(rival[0], batch, self._seconds(rival[0], batch, cached, self._behind), rates[before])
+            if rival[0] is None:
+                lost = _LOOK_AT_OFF * lost + self._reading.seconds(_LOOK_AT_OFF * batch)
+            if self._budget.affords(lost):
                 self._exploring = bucket, rival[0]
 
     def _seconds(self, arm: Choice, batch: int, cached: int, behind: int) -> float:

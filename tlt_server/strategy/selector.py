@@ -99,8 +99,8 @@ class Selector:
         if found is None or not accepted:
             return
         pull, seconds = found
-        took = self._with_reading(pull, seconds)
-        self._knowledge.observe(pull.arm, batch, pull.cached, seen, self._own_seconds(pull, seconds))
+        own, took = self._told(pull, seconds)
+        self._knowledge.observe(pull.arm, batch, pull.cached, seen, own)
         if seconds is not None and not pull.reads:
             self._tallies.add(pull, seconds)
             self._paper.settled(pull.arm, batch, 1 + seen.drafts / seen.requests, seconds)
@@ -154,42 +154,40 @@ class Selector:
             ),
         )
 
-    def _with_reading(self, pull: Pull, seconds: float | None) -> float | None:
-        """What a step takes with all that the drafter reads before it; None where that cannot be told.
-
-        Under overlap the step before is settled behind the launch of this one, which waits for a drafter that reads
-        much. So what that step took more than expected is this one's.
-        """
-        if not pull.reads or seconds is None:
-            return seconds
-        return None if self._over is None else seconds + self._over
-
-    def _own_seconds(self, pull: Pull, seconds: float | None) -> float | None:
-        """What a step takes among steps with the same arm; None where that cannot be told.
+    def _told(self, pull: Pull, seconds: float | None) -> tuple[float | None, float | None]:
+        """What a step's time tells.
 
         Under overlap a result is settled behind the launch of the next step. So a step that another arm follows seems
         longer, or shorter, by what that arm's launch takes more or less, and the other arm's last step the reverse.
         Of one step alone, among steps with one other arm, the step before it says how much. Off's first step seems
         shorter even so; of off only a step between two others with off is believed. A time that is half too long or too
         short is no launch's doing.
+
+        The launch of a step before which the drafter reads waits for that: what the step before takes more than
+        expected is this one's.
+
+        Returns:
+            Its seconds among steps with the same arm, and those that it takes here, with what is read before it. None:
+            that cannot be told.
         """
         before, self._before = self._before, pull.arm
         over, self._over = self._over, None
         follower = self._under_way.follower()
-        if seconds is None or pull.reads:
-            return None
+        if seconds is None:
+            return None, None
+        if pull.reads:
+            return None, None if over is None else seconds + over
         expected = self._knowledge.seconds(pull.arm, pull.batch, pull.cached)
         self._over = seconds - expected
         if follower and follower.reads:
-            return None
+            return None, seconds
         if abs(self._over) > expected / 2:
             self._over = 0.0
-            return seconds
-        if not follower or pull.arm == before == follower.arm:
-            return seconds
-        if pull.arm is None or over is None or before != follower.arm:
-            return None
-        return max(seconds + over, seconds / 2)
+        elif follower and not pull.arm == before == follower.arm:
+            if pull.arm is None or over is None or before != follower.arm:
+                return None, seconds
+            return max(seconds + over, seconds / 2), seconds
+        return seconds, seconds
 
     def _arrange(self, settings: schemas.StrategyUpdate, learned: Learned | None) -> None:
         self._settings = settings
