@@ -12,13 +12,14 @@ import argparse
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
 
-from tlt_client.schemas import StrategyUpdate
+from tlt_client.schemas import Selection, StrategyUpdate
 
 from benchmarks import parts, tables
 from benchmarks.command import Models, parser, positive
@@ -28,12 +29,13 @@ from benchmarks.sides import Side, Site
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CONTEXT, World
 from benchmarks.speedup import BATCHES, CHAINS, TOKENS
-from benchmarks.strategies import OFF, fixed, learning
+from benchmarks.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.engine.graphs import sizes_of
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
+from tlt_server.strategy.settings import from_client
 
 ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
@@ -90,6 +92,20 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
         best = max(rivals, key=lambda rival: figures.get(f"speedup_{rival}_{load.name}", 0))
         if over := ratios(found, name, best, load.name):
             figures[f"ratio_to_best_{name}_{load.name}"] = median(over)
+        figures |= chosen(found.selections.get((name, load.name), ()), f"{name}_{load.name}")
+    return figures
+
+
+def chosen(selections: Sequence[Selection], name: str) -> Figures:
+    """Shares of the time of a side's decode steps, its warm-up among them: of each arm, and what exploration lost."""
+    total = sum(each.decoded_s for each in selections)
+    seconds: Counter[str] = Counter()
+    for bucket in (bucket for each in selections for bucket in each.buckets):
+        for one in bucket.arms:
+            seconds[name_of_choice(from_client(one.arm))] += one.seconds
+    figures = {f"time_{arm}_{name}": taken / total for arm, taken in seconds.items() if taken}
+    if lost := sum(each.explored_lost_s for each in selections):
+        figures[f"explored_lost_{name}"] = lost / total
     return figures
 
 

@@ -7,14 +7,15 @@ reported is the median over the rounds, with the least and the greatest.
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tlt_client.schemas import Selection
 
 from benchmarks.decoding import Load, Window, decode
 from benchmarks.sides import Side, SideServer, Site, awake, servers_of, side_by_side
-from benchmarks.strategies import Strategies
+from benchmarks.strategies import Strategies, selection
 from tlt_server.process import tail
 from tlt_server.results import Figures
 
@@ -23,12 +24,13 @@ PLAIN = "plain"  # the side of each group that the others are compared with
 
 @dataclass(frozen=True)
 class Measured:
-    """What one group gave: windows[side, load][round]."""
+    """What one group gave: windows[side, load][round]; of sides that learn, selections[side, load][round]."""
 
     sides: Sequence[Side]
     windows: Mapping[tuple[str, str], Sequence[Sequence[Window]]]
     requests: int
     failed: int
+    selections: Mapping[tuple[str, str], Sequence[Selection]] = field(default_factory=dict)
 
     def speedups(self, side: str, load: str) -> list[float]:
         """A side's rate over plain decoding's, round by round; without rounds that gave either no window."""
@@ -89,34 +91,44 @@ def _measure_group(
     broken: set[str] = set()
     strategies = Strategies()
 
-    def give(side: Side, load: Load) -> list[Window]:
-        """A load's windows; of a server that has failed once, none from then on."""
+    def give(side: Side, load: Load) -> tuple[list[Window], Selection | None]:
+        """A load's windows, and what was chosen; of a server that has failed once, none from then on."""
         tick(side, load)
-        server = servers[side.server]
+        server, chosen = servers[side.server], None
         if side.server in broken:
-            return []
+            return [], None
         with awake(server), strategies.in_force(server, side):
             if side.learns:
                 decode(server, load)
             found = decode(server, load)
+            if side.learns and not server.failed:
+                chosen = selection(server)
         if server.failed:
             logging.error("%s failed, and is left out from here on:\n%s", side.server, tail(server.log))
             broken.add(side.server)
-        return found
+        return found, chosen
 
     for side in group:  # the first time, kernels are compiled and prompts prefilled
         for load in _asked(side, loads):
             give(side, replace(load, tokens=24, waves=1))
     windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
+    selections: dict[tuple[str, str], list[Selection]] = defaultdict(list)
     for round_ in range(rounds):
         first = round_ % len(group)
         for load in loads:
             for side in [*group[first:], *group[:first]]:
                 if load in _asked(side, loads):
-                    windows[side.name, load.name].append(give(side, visit(side, load)))
+                    found, chosen = give(side, visit(side, load))
+                    windows[side.name, load.name].append(found)
+                    selections[side.name, load.name] += [chosen] if chosen else []
         asked = [servers[side.server] for side in servers_of(group)]
-        so_far = {key: list(found) for key, found in windows.items()}
-        yield Measured(group, so_far, sum(each.requests for each in asked), sum(each.failed for each in asked))
+        yield Measured(
+            group,
+            {key: list(found) for key, found in windows.items()},
+            sum(each.requests for each in asked),
+            sum(each.failed for each in asked),
+            {key: list(found) for key, found in selections.items()},
+        )
 
 
 def merged(groups: Sequence[Measured]) -> Measured:
@@ -126,6 +138,7 @@ def merged(groups: Sequence[Measured]) -> Measured:
         {key: value for group in groups for key, value in group.windows.items()},
         sum(group.requests for group in groups),
         sum(group.failed for group in groups),
+        {key: value for group in groups for key, value in group.selections.items()},
     )
 
 

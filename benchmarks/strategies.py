@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from msgspec import to_builtins
-from tlt_client.schemas import SelectionBucket, StrategyUpdate
+from msgspec import convert, to_builtins
+from tlt_client.schemas import Selection, SelectionBucket, Speculation, StrategyUpdate
 
 from benchmarks.servers import Server
 from benchmarks.sides import Side, name_of
@@ -38,6 +38,14 @@ class Strategies:
         yield
         if not server.failed:
             self._learned[side.name] = server.http.get(url).raise_for_status().json()
+
+
+def selection(server: Server) -> Selection:
+    """What a server with arms chose since its strategy was put in force, and what came of it."""
+    answer = server.http.get(f"{server.url}/tlt/v1/strategy").raise_for_status()
+    found = convert(answer.json(), Speculation).selection
+    assert found is not None
+    return found
 
 
 def name_of_choice(arm: Choice) -> str:

@@ -8,9 +8,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tlt_client.schemas import StrategyUpdate
 
 from benchmarks import bench_strategy, parts
-from benchmarks.bench_strategy import BANDIT, cells, load_of, mean_rate, summary
+from benchmarks.bench_strategy import BANDIT, cells, chosen, load_of, mean_rate, summary
 from benchmarks.comparison import PLAIN, Measured, visit
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site, check_memory, servers_of
@@ -52,6 +53,22 @@ def test_steps_that_explored_count() -> None:
     figures = cells(found({PLAIN: [rates(100)], "off": [rates(100)], BANDIT: [rates(*[100] * 4, 25)]}), [LOAD])
     assert figures["speedup_bandit_batch_4"] == pytest.approx(5 / 8)
     assert figures["ratio_to_best_bandit_batch_4"] == pytest.approx(5 / 8)
+
+
+def test_shares_of_what_was_chosen() -> None:
+    """Of three servers that decoded eight requests, one of them with half as many steps."""
+    reports = []
+    for seed, steps in enumerate((300, 300, 150)):
+        world = World(Random(seed))
+        server, levels = Server(world, StrategyUpdate(BANDIT)), world.new_levels(8)
+        for _ in range(steps):
+            server.step(levels, 1600)
+        reports.append(server.selector.report())
+    figures = chosen(reports, "bandit_batch_8")
+    assert sum(value for name, value in figures.items() if name.startswith("time_")) == pytest.approx(1)
+    assert figures["explored_lost_bandit_batch_8"] == pytest.approx(
+        sum(each.explored_lost_s for each in reports) / sum(each.decoded_s for each in reports)
+    )
 
 
 @pytest.mark.parametrize(("batch", "tokens", "waves"), [(1, 512, 8), (4, 512, 2), (16, 512, 1), (128, 256, 1)])
