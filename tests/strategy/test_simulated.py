@@ -47,7 +47,7 @@ def test_timing_that_is_off_does_not_leave_out_the_best_arm(batch: int) -> None:
 
 
 def test_many_requests_need_few_looks() -> None:
-    """In the server's own buckets; with all the looks that the budget affords they lost 0.013."""
+    """In the server's own buckets: with all the looks that the budget affords they lose more."""
     lost = []
     for seed in range(5):
         world = World(Random(seed))

@@ -2,16 +2,17 @@
 
 The drafter's keys and values of a position are made of the target's hidden state there and of the token that follows.
 A plain step has both. They are kept for the last `WINDOW` positions of each request, in a ring; before a request's
-first step with an arm, the drafter reads in one pass what it has missed of them. That gives the step its proposal, too.
+first step with an arm, the drafter reads what it has missed of them. That gives the step its proposal, too.
 What lies farther back stays unknown to the drafter (engine/plain.py).
 
 It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer and the head.
-Where no request has missed more than the arm accepts in a few steps, as after a look at off, that pass is the arm's
+Where no request has missed more than the arm accepts in a few steps, as after a look at off, that is the arm's
 draft-extend in its CUDA graph, up to `PASSES` times: what was missed stands where accepted tokens stand. On an H200, at
-8 requests of a 7B target, there and back takes 0.8 ms so (`switching_ms_off`, twice, in
-benchmarks/results/switching.h200.json). Otherwise it is a prefill of the drafter, over at most `WINDOW` tokens of each
-request, without a graph; flashinfer's plan for it reads lengths back from the GPU, and the step is launched late. To
-run the drafter in every plain step instead would keep it whole, at a layer's cost in every step.
+8 requests of a 7B target, there and back took 0.8 ms (`switching_ms_off`, twice, in
+benchmarks/results/switching.h200.json), when it was done once or not at all. Otherwise it is a prefill of the drafter,
+over at most `WINDOW` tokens of each request, without a graph; flashinfer's plan for it reads lengths back from the GPU,
+and the step is launched late. To run the drafter in every plain step instead would keep it whole, at a layer's cost in
+every step.
 """
 
 import copy
@@ -28,7 +29,7 @@ from sglang.srt.speculative.spec_utils import fast_topk
 WINDOW = 128
 """Tokens of a request, if there is memory for as many."""
 PASSES = 4
-"""Of draft-extend, at most. A prefill takes longer than that, however little it reads: it waits for the step before."""
+"""Of draft-extend, at most; so many are reckoned to take less than a prefill, which has not been measured."""
 MEMORY = 256 << 20
 """Bytes for the states of all requests together."""
 
@@ -76,7 +77,7 @@ class Missed:
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
         """Catches up by draft-extends of the arm in force, as many as it takes.
 
-        Nothing waits for the GPU.
+        The first waits for nothing; the plan of another, until the GPU has begun the one before (engine/planning.py).
 
         Args:
             batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is

@@ -46,8 +46,8 @@ BONUS = 0.04
 """Share of the best reward, for the root of one step. After 1,000 steps it adds up to 1.3: enough for an arm that makes
 next to nothing to be looked at before a near rival is again."""
 WORTH = 0.2
-"""For many requests; for few, in proportion to what they tell more than one does. A single request gets all the looks
-that the budget affords: one verify scatters by half its mean."""
+"""For many requests; for few, in proportion to what they tell more than one does. A single request gets nearly all
+the looks that the budget affords: one verify scatters by half its mean."""
 LEAST = 0.1
 """Of an explored step's time, charged however good the arm: about what switching to it and back may cost, 0.2 ms each
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find

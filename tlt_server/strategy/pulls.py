@@ -81,18 +81,16 @@ class UnderWay:
         Returns:
             None where no step under way can have this result.
         """
-        before = 0  # its own step: lost, or breaks
-        for pull in self._pulls:
-            if pull is not None and _fits(pull, batch, most_accepted):
-                break
-            before += 1
-        else:
+        fitting = (place for place, pull in enumerate(self._pulls) if _fits(pull, batch, most_accepted))
+        before = next(fitting, None)
+        if before is None:
             self.unmatched += 1
             self._pulls.appendleft(None)  # it took time that is nobody's
             return None
-        for _ in range(before):
+        for _ in range(before):  # lost steps, or breaks
             self.lost += self._pulls.popleft() is not None
-        self._pulls.popleft()
+        pull = self._pulls.popleft()
+        assert pull is not None
         began, self._settled = max(pull.launched, self._settled), now
         return pull, now - began if before == 0 and now > began else None
 
@@ -105,5 +103,5 @@ class UnderWay:
             self._pulls.appendleft(None)
 
 
-def _fits(pull: Pull, batch: int, most_accepted: int) -> bool:
-    return pull.batch == batch and most_accepted <= (pull.arm.num_steps if pull.arm else 0)
+def _fits(pull: Pull | None, batch: int, most_accepted: int) -> bool:
+    return pull is not None and pull.batch == batch and most_accepted <= (pull.arm.num_steps if pull.arm else 0)
