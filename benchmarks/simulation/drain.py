@@ -5,7 +5,7 @@ from random import Random
 
 from tlt_client.schemas import StrategyUpdate
 
-from benchmarks.simulation.server import Server, Step
+from benchmarks.simulation.server import Server, Step, regret
 from benchmarks.simulation.world import World
 from tlt_server.strategy.learned import Learned
 
@@ -22,7 +22,7 @@ class Drained:
     @property
     def ratio_to_oracle(self) -> float:
         """Its speed over that of choosing the best of a bucket's arms at each step."""
-        return sum(s.seconds * s.rate / s.best for s in self.steps) / sum(s.seconds for s in self.steps)
+        return 1 - regret(self.steps)
 
     @property
     def seconds(self) -> float:

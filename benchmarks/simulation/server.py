@@ -12,13 +12,17 @@ from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.defaults import default_buckets
 from tlt_server.strategy.selector import Selector
 
+WINDOW = 128
+"""Tokens of a request that the drafter reads of what it missed, at most: engine/missed.py's."""
+
 
 class Step(NamedTuple):
     """A decode step.
 
-    seconds: it took.
+    seconds: it took, what the drafter read first included.
     tokens: it gave, of all requests together.
     rate: mean tokens per second of its arm, in the world as it was; best: of the bucket's best arm.
+    reading: seconds in which the drafter read what it had missed.
     """
 
     arm: Choice
@@ -27,16 +31,20 @@ class Step(NamedTuple):
     tokens: int
     rate: float
     best: float
+    reading: float
 
 
 def regret(steps: Iterable[Step]) -> float:
     """The share of the time that was lost: how much sooner the best arm would have made as many tokens."""
     steps = list(steps)
-    return sum(s.seconds * (1 - s.rate / s.best) for s in steps) / sum(s.seconds for s in steps)
+    lost = sum(s.seconds - (s.seconds - s.reading) * s.rate / s.best for s in steps)
+    return lost / sum(s.seconds for s in steps)
 
 
 class Server:
     """Just started: its arms were timed, and nothing was served yet.
+
+    The launch of a step before which the drafter reads waits for that: the result of the step before is settled late.
 
     buckets: None for those that it makes itself. Its steps are then held against all arms, else against their bucket's.
     """
@@ -49,7 +57,8 @@ class Server:
         self.selector.configure(settings)
         self._world, self._given = world, buckets is not None
         self._now = self._free = 0.0  # the end of the newest step, and of the one before, when the next can be launched
-        self._waiting: tuple[int, list[int], float] | None = None
+        self._waiting: tuple[int, list[int]] | None = None
+        self._missed = 0  # tokens of each request
 
     def step(self, levels: list[int], cached: int) -> tuple[Step, list[int]]:
         """One decode step, launched before the result of the one before is settled, and its accepted drafts.
@@ -60,15 +69,19 @@ class Server:
         """
         batch = len(levels)
         arm = self.selector.table().arm(batch)
-        self.selector.launched(arm, batch, cached, self._free)
+        behind = batch * self._missed
+        self.selector.launched(arm, batch, cached, self._free, behind)
+        reading = self._world.reading(behind) if arm else 0.0
+        self._missed = 0 if arm else min(self._missed + 1, WINDOW)
+        self._now += reading
         if self._waiting is not None:
-            self.selector.settled(*self._waiting)
+            self.selector.settled(*self._waiting, self._now)
         accepted, seconds = self._world.step(arm, levels, cached)
         self._free, self._now = self._now, self._now + seconds
-        self._waiting = batch, accepted, self._now
+        self._waiting = batch, accepted
         best = max(self._world.rate(each, batch, cached) for each in self._rivals(batch))
         rate = self._world.rate(arm, batch, cached)
-        return Step(arm, batch, seconds, batch + sum(accepted), rate, best), accepted
+        return Step(arm, batch, reading + seconds, batch + sum(accepted), rate, best, reading), accepted
 
     def _rivals(self, batch: int) -> list[Choice]:
         if self._given:

@@ -323,6 +323,20 @@ def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int
     assert arms.count(None) > 750
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_off_is_left_though_arms_were_slow_when_it_came(seed: int, late: bool) -> None:
+    """The machine was disturbed while an arm ran, and not once it was off: looks from off tell what arms take now."""
+    server = Server(selector(seed), Random(seed), {SHALLOW: 1.6, DEEP: 1.8, TREE: 1.8}, reading=0.0003, late=late)
+    for _ in range(1000):
+        server.step(32)
+    assert [arm for _, arm, _ in server.pulled[-500:]].count(None) > 400
+    server.slower = {}
+    for _ in range(3000):
+        server.step(32)
+    assert [arm for _, arm, _ in server.pulled[-1000:]].count(DEEP) > 850, "it makes 1.25 and 1.5 times as much"
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("factor", [1.1, 1.2])
 def test_off_is_not_taken_for_faster_because_its_launch_is(factor: float, seed: int) -> None:

@@ -27,11 +27,14 @@ an estimate: all explored steps together take ten times the budget's share at mo
 **Off** is in force where no arm is expected to beat plain decoding. What it is left for is known from exploration: a
 pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks. A look from
 off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well, and so
-is the step behind a look at off, which begins with reading too. A look at off takes three steps, for only one between
-two others tells what off takes (`Selector._told`).
+is the step behind a look at off, which begins with reading too. A look either way takes several steps, for only one
+between two others with its arm tells what that takes (`Selector._told`); from off as many as outvote what is known from
+long ago, for most of what it costs is the reading, once. Otherwise an arm that seemed slow when off came would seem so
+for ever.
 """
 
 from math import sqrt
+from typing import NamedTuple
 
 from tlt_server.strategy.arms import ArmTable, Buckets, Choice
 from tlt_server.strategy.budget import Budget
@@ -53,8 +56,8 @@ LEAST = 0.1
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
 the best arm."""
 
-_LOOK_AT_OFF = 3
-"""Steps."""
+_LOOK_AT_OFF, _LOOK_FROM_OFF = 3, 5
+"""Steps, of which all tell what they take but the first and the last."""
 _KEPT = 0.9
 """Of what reading took before, with each time that the drafter reads."""
 
@@ -76,7 +79,8 @@ class Bandit:
         self._exploring: tuple[int, Choice] | None = None
         self._reading = Reading()
         self._behind = 0  # tokens that the drafter has missed
-        self._look: tuple[int, int] | None = None  # at off: its bucket, and the steps that it has had
+        self._look: _Look | None = None
+        self._new_weights = True  # since the last look
 
     @property
     def lost_s(self) -> float:
@@ -98,15 +102,16 @@ class Bandit:
             Seconds of the budget that are held for it: 0 unless it explores, or reads what a look at off left unread.
         """
         bucket = self._buckets.index(batch)
-        self._exploring = None
-        returns = self._look is not None and arm is not None and behind > 0
+        in_force, before = self._in_force[bucket], self._look
+        self._exploring, self._look = None, None
         self._behind = 0 if arm else behind + batch
-        had = self._look[1] if self._look and self._look[0] == bucket else 0
-        self._look = (bucket, had + 1) if arm is None and self._in_force[bucket] is not None else None
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
-        if arm != self._in_force[bucket]:
-            best = self._knowledge.rate(self._in_force[bucket], batch, cached)
+        returns = before is not None and before.arm is None and arm is not None and behind > 0
+        if arm != in_force:
+            steps = before.steps if before and (before.bucket, before.arm) == (bucket, arm) else 0
+            self._look = _Look(bucket, arm, steps + 1)
+            best = self._knowledge.rate(in_force, batch, cached)
             charge = self._lost(arm, batch, self._seconds(arm, batch, cached, behind), best)
         else:
             charge = self._reading.seconds(behind) if returns else 0.0
@@ -134,6 +139,7 @@ class Bandit:
     def weights_changed(self) -> None:
         """Another target or drafter is in force: explores with what was laid by for that."""
         self._budget.release()
+        self._new_weights = True
 
     def _returned(self, pull: Pull, seconds: float | None) -> None:
         """From a look at off: pays for reading, at most what that was expected to take.
@@ -148,6 +154,7 @@ class Bandit:
         if seconds is None:
             self._budget.pay(pull.charged, pull.charged)
             return
+        self._new_weights = False
         bucket = self._buckets.index(pull.batch)
         best = self._knowledge.rate(self._in_force[bucket], pull.batch, pull.cached)
         self._budget.pay(pull.charged, self._lost(pull.arm, pull.batch, seconds, best))
@@ -162,15 +169,22 @@ class Bandit:
         if rates[best] > (1 + margin) * rates[before]:
             self._in_force[bucket] = before = best
         self._exploring = None
-        looking = self._look is not None and self._look[0] == bucket and self._look[1] < _LOOK_AT_OFF
-        if looking and before is not None and self._budget.left >= 0:
-            self._exploring = bucket, None
+        look = self._look
+        if look and look.bucket == bucket and look.arm != before and look.steps < self._steps_of_look(look.arm, before):
+            if self._budget.left >= 0:
+                self._exploring = bucket, look.arm
         elif rival := self._rival(bucket, rates, before, batch):
-            lost = self._lost(rival[0], batch, self._seconds(rival[0], batch, cached, self._behind), rates[before])
-            if rival[0] is None:
-                lost = _LOOK_AT_OFF * lost + self._reading.seconds(_LOOK_AT_OFF * batch)
+            steps = self._steps_of_look(rival[0], before)
+            lost = steps * self._lost(rival[0], batch, self._knowledge.seconds(rival[0], batch, cached), rates[before])
+            lost += self._reading.seconds(self._behind if rival[0] else steps * batch)
             if self._budget.affords(lost):
                 self._exploring = bucket, rival[0]
+
+    def _steps_of_look(self, arm: Choice, in_force: Choice) -> int:
+        """Of new weights it is in question what is accepted, of which one step tells, and not what a step takes."""
+        if arm is None:
+            return _LOOK_AT_OFF
+        return _LOOK_FROM_OFF if in_force is None and not self._new_weights else 1
 
     def _seconds(self, arm: Choice, batch: int, cached: int, behind: int) -> float:
         """Expected of a step, with what the drafter reads first: off reads nothing."""
@@ -188,6 +202,14 @@ class Bandit:
             return None
         rival = _best(worth)
         return (rival,) if worth[rival] > 1 + WORTH * (1 - 1 / batch) else None
+
+
+class _Look(NamedTuple):
+    """Steps in a row with an arm that is not in force; so many were launched."""
+
+    bucket: int
+    arm: Choice
+    steps: int
 
 
 class Reading:
