@@ -33,6 +33,7 @@ _LEVELS = (-0.8, 0.0, 0.8)  # log-odds by which a request is harder or easier th
 _STAY = 30  # steps that it stays so, on average
 _SCATTER = 0.03  # of a step's time, as the standard deviation of its logarithm
 _HICCUP = 0.005  # the share of steps that wait for something else, two to five times as long
+_ALONE, _SHARED = 2.0, 0.7  # seconds that a disturbed machine is ours, and then others' as well, on average
 _READING, _READING_TOKEN = 0.0005, 2.3e-6  # seconds that the drafter takes to read what it missed, and each token of it
 
 
@@ -117,16 +118,19 @@ class World:
 
     slower: times as long as measured that an arm's steps take.
     easier: log-odds by which an arm's drafts are accepted more readily than measured; None for all arms.
+    disturbed: every few seconds others have the machine for a while, and all arms take longer.
     """
 
     random: Random
     slower: dict[Choice, float] = field(default_factory=dict)
     easier: dict[Choice, float] = field(default_factory=dict)
+    disturbed: bool = False
 
     def __post_init__(self) -> None:
         self._timings, self._logits = _measured()
         self._costs = StepCosts(self._timings, padded=True)
         self._laws: dict[tuple[Arm, float], tuple[float, list[list[float]]]] = {}
+        self._share, self._left = 1.0, 0.0  # times as long as alone that a step takes, and seconds for which it does
 
     def timed_at_start(self) -> list[Timing]:
         """What timing on dummy input finds: an arm is off by 5 %, a cell by 2 %."""
@@ -159,6 +163,8 @@ class World:
         seconds = self.seconds(arm, len(levels), cached) * exp(draw.gauss(0, _SCATTER))
         if draw.random() < _HICCUP:
             seconds *= draw.uniform(2, 5)
+        if self.disturbed:
+            seconds *= self._sharing(seconds)
         moving, rest = divmod(len(levels), _STAY)
         for _ in range(moving + (draw.random() < rest / _STAY)):
             levels[draw.randrange(len(levels))] = draw.randrange(len(_LEVELS))
@@ -166,6 +172,14 @@ class World:
             return [0] * len(levels), seconds
         laws = self._law(arm)[1]
         return [bisect(laws[level], draw.random()) for level in levels], seconds
+
+    def _sharing(self, seconds: float) -> float:
+        """How many times as long a step takes; it would take so many seconds alone."""
+        self._left -= seconds
+        if self._left < 0:
+            self._share = 1.0 if self._share > 1 else self.random.uniform(1.05, 1.35)
+            self._left = self.random.expovariate(1 / (_ALONE if self._share == 1 else _SHARED))
+        return self._share
 
     def new_levels(self, batch: int) -> list[int]:
         """Of so many new requests."""

@@ -293,7 +293,7 @@ def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int, late: 
     """Its near rival is looked at often, and each time the drafter has what it missed to read."""
     server = Server(selector(seed), Random(seed), {SHALLOW: 1.1, DEEP: 2.0}, reading=0.0003, late=late)
     arms, reading = arms_and_reading(server)
-    assert arms.count(None) > 4500, "off is best"
+    assert arms.count(None) > 4400, "off is best, by 3 %"
     assert set(arms) > {None}
     assert reading < 0.02
 

@@ -27,8 +27,9 @@ WINDOW = 15
 """Step times that a pace is the median of, while they are recent."""
 _ALWAYS = 5
 """Of an arm that is seldom pulled, so many however old: two outliers leave their median alone."""
-_RECENT = 500
-"""Decode steps."""
+_RECENT = 100
+"""Decode steps. What slows a step is often that others use the machine, which slows every arm for a while. The arm that
+ran then is left for one that was not seen to be slower, and forgiven as soon as a few looks outvote what is old."""
 _IN_A_ROW, FAR = 3, 1.5
 """So many steps in a row that take so many times as long as expected, or as short, are no outliers: the arm has
 changed, and what was before is forgotten."""
