@@ -5,7 +5,8 @@
     python -m benchmarks.bench_strategy --join part1.json part2.json --json benchmarks/results/strategy.h200.json
 
 Side by side on one machine: a server without speculation; one with several arms, which decodes by each of them alone,
-by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and SGLang's --speculative-adaptive.
+by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and SGLang's --speculative-adaptive. Sides
+that lag far behind the best at a batch size are asked in every fourth round only.
 """
 
 import argparse
@@ -43,7 +44,7 @@ CPU_BATCHES = (1, 2, 4, 8)
 ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
 RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
-FEW = 16  # requests: up to so many are asked longer responses, for what so few sample decides much
+FEW = 64  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
 _SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
 
@@ -169,7 +170,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     site = Site(models.target, models.drafter, logs, every, held_at(every), arguments.upstream, 2048)
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     rounds = 1 if arguments.smoke else arguments.rounds
-    for number, found in enumerate(measuring([group], loads, site, rounds), 1):
+    for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
         yield cells(found[0], loads) | totals(found) | {"rounds": number, "selecting_us": selecting_us()}
 
 

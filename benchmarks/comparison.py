@@ -20,6 +20,10 @@ from tlt_server.process import tail
 from tlt_server.results import Figures
 
 PLAIN = "plain"  # the side of each group that the others are compared with
+LAGS = 0.85
+"""In a race, a side that drafts and has made less than this share of the best side's rate at a load lags there."""
+SELDOM = 4
+"""Rounds, of which the first alone asks a side where it lags: further ones would decide nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,16 @@ def _rate(windows: Sequence[Window]) -> float:
 def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int) -> list[Measured]:
     """Every load on every side, `rounds` times, the order of sides rotated from round to round; group after group.
 
-    A side that learns is asked each load once more beforehand.
+    A side that learns is asked each load twice, and the first time of all, from which it learns, does not count.
     """
     *_, measured = measuring(groups, loads, site, rounds)
     return measured
 
 
 def measuring(
-    groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int
+    groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int, *, race: bool = False
 ) -> Iterator[list[Measured]]:
-    """As `measure`, after each round what there is by then."""
+    """As `measure`, after each round what there is by then. In a race, sides that lag are asked seldom (`lagging`)."""
     total = sum((rounds + 1) * len(_asked(side, loads)) for group in groups for side in group)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
@@ -67,7 +71,7 @@ def measuring(
                 def tick(side: Side, load: Load, number: int = number) -> None:
                     progress.update(task, advance=1, description=f"group {number}: {side.name}, {load.name}")
 
-                for found in _measure_group(group, servers, loads, rounds, tick):
+                for found in _measure_group(group, servers, loads, rounds, tick, race):
                     yield [*measured, found]
                 measured.append(found)
 
@@ -81,26 +85,38 @@ def visit(side: Side, load: Load) -> Load:
     return load if side.drafts else replace(load, waves=-(-load.waves // 4))
 
 
+def lagging(
+    windows: Mapping[tuple[str, str], Sequence[Sequence[Window]]], group: Sequence[Side], load: Load
+) -> set[str]:
+    """The sides that are far behind the best at a load, by the rounds so far; none that learns, or drafts nothing."""
+    rates = {
+        side: median(map(_rate, found))
+        for side in group
+        if not side.learns and (found := [each for each in windows.get((side.name, load.name), ()) if each])
+    }
+    best = max(rates.values(), default=0.0)
+    return {side.name for side, rate in rates.items() if side.drafts and rate < LAGS * best}
+
+
 def _measure_group(
     group: Sequence[Side],
     servers: Mapping[str, SideServer],
     loads: Sequence[Load],
     rounds: int,
     tick: Callable[[Side, Load], None],
+    race: bool = False,
 ) -> Iterator[Measured]:
     broken: set[str] = set()
     strategies = Strategies()
 
-    def give(side: Side, load: Load) -> tuple[list[Window], Selection | None]:
+    def give(side: Side, load: Load, warm: bool) -> tuple[list[Window], Selection | None]:
         """A load's windows, and what was chosen; of a server that has failed once, none from then on."""
-        tick(side, load)
         server, chosen = servers[side.server], None
         if side.server in broken:
             return [], None
         with awake(server), strategies.in_force(server, side):
-            if side.learns:
-                decode(server, load)
-            found = decode(server, load)
+            before = decode(server, load) if side.learns else []
+            found = (before if warm else []) + decode(server, load)
             if side.learns and not server.failed:
                 chosen = selection(server)
         if server.failed:
@@ -110,17 +126,20 @@ def _measure_group(
 
     for side in group:  # the first time, kernels are compiled and prompts prefilled
         for load in _asked(side, loads):
-            give(side, replace(load, tokens=24, waves=1))
+            tick(side, load)
+            give(side, replace(load, tokens=24, waves=1), warm=False)
     windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
     selections: dict[tuple[str, str], list[Selection]] = defaultdict(list)
     for round_ in range(rounds):
         first = round_ % len(group)
         for load in loads:
-            for side in [*group[first:], *group[:first]]:
-                if load in _asked(side, loads):
-                    found, chosen = give(side, visit(side, load))
-                    windows[side.name, load.name].append(found)
-                    selections[side.name, load.name] += [chosen] if chosen else []
+            left_out = lagging(windows, group, load) if race and round_ % SELDOM else set()
+            for side in [side for side in [*group[first:], *group[:first]] if load in _asked(side, loads)]:
+                tick(side, load)
+                lags = side.name in left_out
+                found, chosen = ([], None) if lags else give(side, visit(side, load), warm=round_ > 0)
+                windows[side.name, load.name].append(found)
+                selections[side.name, load.name] += [chosen] if chosen else []
         asked = [servers[side.server] for side in servers_of(group)]
         yield Measured(
             group,

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks import accept_length, command, context, sides, speedup
 from benchmarks.command import Models
-from benchmarks.comparison import PLAIN, Measured, _measure_group, merged, side_figures
+from benchmarks.comparison import PLAIN, Measured, _measure_group, lagging, merged, side_figures
 from benchmarks.decoding import Load, Window, steady, windows
 from benchmarks.sides import Side, SideServer, Site, check_memory, name_of
+from benchmarks.strategies import fixed, learning
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
@@ -98,6 +99,24 @@ def test_groups_that_stood_apart_are_compared() -> None:
     both = merged(apart)
     assert both.speedups("chain_3", load.name) == [1.5]
     assert (both.requests, both.failed) == (8, 1)
+
+
+def test_sides_that_lag_draft_and_do_not_learn() -> None:
+    """By their medians so far; what was left out of a round, or gave no window, says nothing."""
+    arms, load = (Arm(1, 1, 2), Arm(3, 1, 4)), Load("batch_4", [(1,)] * 4, 64)
+    of = {
+        PLAIN: [rates(100)] * 3,
+        "off": [rates(99)] * 3,
+        "chain_1": [rates(169), [], []],
+        "chain_3": [rates(200), rates(200), rates(150)],
+        "paper": [rates(20)] * 3,
+        "upstream_adaptive": [rates(171), rates(100), rates(300)],
+    }
+    windows = {(name, load.name): found for name, found in of.items()}
+    peer = Side("upstream_adaptive", arms[1], upstream=True)
+    group = [Side(PLAIN), *fixed(dict.fromkeys(arms, 64), 64), *learning(arms), peer]
+    assert lagging(windows, group, load) == {"chain_1"}
+    assert lagging({}, group, load) == set()
 
 
 def test_a_server_that_failed_is_left_out(tmp_path: Path) -> None:
