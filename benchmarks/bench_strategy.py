@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+import msgspec
 from tlt_client.schemas import Selection, StrategyUpdate
 
 from benchmarks import parts, tables
@@ -161,7 +162,7 @@ def held_at(sizes: Sequence[int]) -> int:
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
-    """All figures of the batch sizes asked for, after each round."""
+    """All figures of the batch sizes asked for, after each round; beside the logs, what learning sides knew by then."""
     every = BATCHES if has_gpu() else CPU_BATCHES
     batches = arguments.batches or ((1, 4) if arguments.smoke else every)
     prompts = models.prompts(max(batches))
@@ -171,6 +172,8 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
+        known = {" ".join(turn): reports for turn, reports in found[0].selections.items()}
+        (logs / "selections.json").write_bytes(msgspec.json.encode(known))
         yield cells(found[0], loads) | totals(found) | {"rounds": number, "selecting_us": selecting_us()}
 
 

@@ -49,7 +49,8 @@ def _rate(windows: Sequence[Window]) -> float:
 def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int) -> list[Measured]:
     """Every load on every side, `rounds` times, the order of sides rotated from round to round; group after group.
 
-    A side that learns is asked each load twice, and the first time of all, from which it learns, does not count.
+    A side that learns is asked each load twice, of which the first does not count: it learns from that. One that
+    remembers what it learned has both counted after the first round.
     """
     *_, measured = measuring(groups, loads, site, rounds)
     return measured
@@ -137,7 +138,9 @@ def _measure_group(
             for side in [side for side in [*group[first:], *group[:first]] if load in _asked(side, loads)]:
                 tick(side, load)
                 lags = side.name in left_out
-                found, chosen = ([], None) if lags else give(side, visit(side, load), warm=round_ > 0)
+                found, chosen = (
+                    ([], None) if lags else give(side, visit(side, load), warm=round_ > 0 and side.remembers)
+                )
                 windows[side.name, load.name].append(found)
                 selections[side.name, load.name] += [chosen] if chosen else []
         asked = [servers[side.server] for side in servers_of(group)]

@@ -77,6 +77,11 @@ class Side:
         return asked.buckets is None or any(len(bucket.arms) > 1 for bucket in asked.buckets)
 
     @property
+    def remembers(self) -> bool:
+        """Whether its next turn goes on from what it learned: of the published bandit's rewards a server keeps none."""
+        return self.learns and self.strategy is not None and self.strategy.mode == "bandit"
+
+    @property
     def drafts(self) -> bool:
         """Whether its steps can give more than one token a request."""
         return self.arm is not None or bool(self.arms and (self.strategy is None or self.strategy.mode != "off"))

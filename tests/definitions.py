@@ -10,6 +10,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(("ARM", "DTYPE", "X"), "[a-z0-9]+"),
     "RIVAL": "adaptive|best_arm|elastic|table|paper",
     **dict.fromkeys(("D", "N"), r"\d+"),
+    "CHOICE": r"off|(chain|tree)(_\d+)+",
     "OLD": "good|random",
     "WHERE": "running|prefix",
     "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",

@@ -116,6 +116,7 @@ def test_sides_that_lag_draft_and_do_not_learn() -> None:
     peer = Side("upstream_adaptive", arms[1], upstream=True)
     group = [Side(PLAIN), *fixed(dict.fromkeys(arms, 64), 64), *learning(arms), peer]
     assert lagging(windows, group, load) == {"chain_1"}
+    assert [side.name for side in group if side.remembers] == ["bandit"]
     assert lagging({}, group, load) == set()
 
 
