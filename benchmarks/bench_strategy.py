@@ -172,7 +172,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     group = sides(every, bool(arguments.upstream), arguments.smoke)
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
-        known = {" ".join(turn): reports for turn, reports in found[0].selections.items()}
+        known = {" ".join(turn): reports for turn, reports in found[0].selections.items() if reports}
         (logs / "selections.json").write_bytes(msgspec.json.encode(known))
         yield cells(found[0], loads) | totals(found) | {"rounds": number, "selecting_us": selecting_us()}
 
