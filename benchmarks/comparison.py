@@ -135,12 +135,13 @@ def _measure_group(
         first = round_ % len(group)
         for load in loads:
             left_out = lagging(windows, group, load) if race and round_ % SELDOM else set()
-            for side in [side for side in [*group[first:], *group[:first]] if load in _asked(side, loads)]:
+            for side in [*group[first:], *group[:first]]:
+                if load not in _asked(side, loads):
+                    continue
                 tick(side, load)
-                lags = side.name in left_out
-                found, chosen = (
-                    ([], None) if lags else give(side, visit(side, load), warm=round_ > 0 and side.remembers)
-                )
+                found, chosen = [], None
+                if side.name not in left_out:
+                    found, chosen = give(side, visit(side, load), warm=round_ > 0 and side.remembers)
                 windows[side.name, load.name].append(found)
                 selections[side.name, load.name] += [chosen] if chosen else []
         asked = [servers[side.server] for side in servers_of(group)]

@@ -87,10 +87,8 @@ def _count_pass(req: Any, arm: Any) -> None:
         req.spec_num_cap_tokens += arm.num_draft_tokens - 1
         return
     req.spec_verify_ct -= 1
-    histogram = req.spec_correct_drafts_histogram
-    if not histogram:
-        histogram.append(0)
-    histogram[0] -= 1
+    req.update_spec_correct_drafts_histogram(0)
+    req.spec_correct_drafts_histogram[0] -= 2
 
 
 def _credit(req: Any, count: int, stamp: Stamp) -> None:

@@ -71,8 +71,7 @@ class Missed:
 
     def counts(self, reqs: list[Any]) -> list[int]:
         """How many tokens of each request the drafter will have to read; of more that it missed, it reads the last."""
-        counts = [getattr(req, "tlt_missed", 0) for req in reqs]
-        return [min(count, self.window) for count in counts] if max(counts) > self.window else counts
+        return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
 
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
         """Catches up by draft-extends of the arm in force, as many as it takes.

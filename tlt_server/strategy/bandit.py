@@ -15,8 +15,8 @@ the guess for all of them. An arm that was thought too good shows it by being pu
 so that near rivals are looked at often, hopeless arms seldom, and each some time: any arm may become the best. For a
 look, the sum must exceed the reward of the arm in force by a share of it, `WORTH`: many requests tell much at once, and
 need no look again so soon. It waits until the budget (budget.py) affords that arm, whatever that takes: were it passed
-over for a cheaper one, an arm that was slow once would stay so for ever. One step at a time: each result may change
-what is worth a look.
+over for a cheaper one, an arm that was slow once would stay so for ever. One step at a time, but at off and from off
+(below): each result may change what is worth a look.
 
 **What exploration costs** is the time that it loses: a step's seconds, less those in which the arm in force would have
 made the same tokens. That is what a user pays, and it is what a near rival costs little of, so that it is looked at
@@ -144,7 +144,8 @@ class Bandit:
     def _returned(self, pull: Pull, seconds: float | None) -> None:
         """From a look at off: pays for reading, at most what that was expected to take.
 
-        More is the arm's doing, which is in force. What showed in the step before, that step was charged with.
+        More is the arm's doing, which is in force. What showed in the step before, that step was charged with. A look
+        whose arm has come into force before its result did is paid for likewise.
         """
         expected = self._knowledge.seconds(pull.arm, pull.batch, pull.cached)
         lost = pull.charged if seconds is None else min(pull.charged, max(0.0, seconds - expected))
