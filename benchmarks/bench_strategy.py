@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -44,6 +44,7 @@ CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
 ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
+LEARN = ("paper", BANDIT)
 RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
 FEW = 64  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
@@ -94,6 +95,8 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
         best = max(rivals, key=lambda rival: figures.get(f"speedup_{rival}_{load.name}", 0))
         if over := ratios(found, name, best, load.name):
             figures[f"ratio_to_best_{name}_{load.name}"] = median(over)
+            figures |= {f"ratio_to_best_min_{name}_{load.name}": min(over)}
+            figures |= {f"ratio_to_best_max_{name}_{load.name}": max(over)}
         figures |= chosen(found.selections.get((name, load.name), ()), f"{name}_{load.name}")
     return figures
 
@@ -113,14 +116,30 @@ def chosen(selections: Sequence[Selection], name: str) -> Figures:
 
 def summary(figures: Figures) -> Figures:
     """What is claimed: the bandit's speed-ups, and the least of its ratios over all batch sizes."""
-    made: Figures = {}
     speedups = {match.groups(): figures[name] for name in figures if (match := _SPEEDUP.fullmatch(name))}
     bandit = {batch: value for (side, batch), value in speedups.items() if side == BANDIT}
-    made |= {f"speedup_batch_{batch}": value for batch, value in bandit.items()}
+    made = {f"speedup_batch_{batch}": value for batch, value in bandit.items()}
     off = [value for (side, _), value in speedups.items() if side == OFF]
     best = [value for name, value in figures.items() if name.startswith(f"ratio_to_best_{BANDIT}_")]
     least = {"min_ratio_to_best": best, "min_ratio_to_plain": list(bandit.values()), "off_ratio_to_plain": off}
-    return made | {name: min(values) for name, values in least.items() if values}
+    made |= {name: min(values) for name, values in least.items() if values}
+    lost = {batch: each for batch in bandit if (each := chosen_lost(figures, speedups, batch)) is not None}
+    made |= {f"chosen_lost_batch_{batch}": each for batch, each in lost.items()}
+    return made | ({"max_chosen_lost": max(lost.values())} if lost else {})
+
+
+def chosen_lost(figures: Figures, speedups: Mapping[tuple[str, str], float], batch: str) -> float | None:
+    """The share of the bandit's time that the best arm would have saved, had each the speed-up that it has by itself.
+
+    What its choices cost, chance left out: what is accepted scatters from visit to visit by more than is in question.
+    None where no arm was measured by itself.
+    """
+    alone = {arm: value for (arm, size), value in speedups.items() if size == batch and arm not in (*LEARN, ADAPTIVE)}
+    shares = {arm: figures.get(f"time_{arm}_{BANDIT}_batch_{batch}", 0.0) for arm in alone}
+    if not any(shares.values()):
+        return None
+    made = sum(share * alone[arm] for arm, share in shares.items()) / sum(shares.values())
+    return 1 - made / max(alone.values())
 
 
 def selecting_us(batch: int = 128, steps: int = 2000) -> float:
@@ -188,14 +207,16 @@ def table(result: Result) -> str:
         shown = zip(loads, tables.cells(figures, f"speedup_{side}", loads), strict=True)
         title = {ADAPTIVE: "SGLang, adaptive"}.get(side) or (tables.label(side) if "_" in side else side)
         rows.append([title, *(f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)])
-    for side in ("paper", BANDIT):
+    for side in LEARN:
         rows.append([f"{side} / best", *tables.cells(figures, f"ratio_to_best_{side}", loads, ".3f")])
+    if any(lost := tables.cells(figures, "chosen_lost", loads, ".3f")):
+        rows.append(["lost by choices", *lost])
     rows.append(["plain, tokens/s", *tables.cells(figures, "tokens_per_s_plain", loads, ",.0f")])
     header = ["speed-up", *(f"batch {tables.numbers_in(load)[0]}" for load in loads)]
     claimed = [
         [name, f"{figures[name]:.4f}"]
         for name in figures
-        if name.startswith("min_ratio") or name == "off_ratio_to_plain"
+        if name.startswith("min_ratio") or name in ("off_ratio_to_plain", "max_chosen_lost")
     ]
     return "\n\n".join((tables.caption(result), tables.table(header, rows), tables.table(["figure", ""], claimed)))
 

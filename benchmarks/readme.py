@@ -39,7 +39,6 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "online_cpu": (online.online, ["online.cpu2"]),
     "losses": (bench_losses.shown, ["losses.h200"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
-    "strategy_32_cores": (bench_strategy.table, ["strategy.h200_32_cores"]),
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),

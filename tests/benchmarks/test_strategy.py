@@ -71,6 +71,17 @@ def test_shares_of_what_was_chosen() -> None:
     )
 
 
+def test_what_choices_lose_is_told_without_what_was_accepted_by_chance() -> None:
+    """Half of the time with an arm at 0.9 of the best: whatever the bandit's own rate was."""
+    shares = {"time_chain_3_bandit_batch_4": 0.5, "time_tree_5_4_16_bandit_batch_4": 0.5, "time_x_bandit_batch_4": 0.1}
+    alone = {"off": 1.0, "chain_3": 2.0, "tree_5_4_16": 1.8, "upstream_adaptive": 3.0}
+    figures = shares | {f"speedup_{side}_batch_4": value for side, value in alone.items()}
+    for luck in (1.5, 2.5):
+        made = summary(figures | {"speedup_bandit_batch_4": luck, "speedup_paper_batch_4": 2.2})
+        assert made["chosen_lost_batch_4"] == made["max_chosen_lost"] == pytest.approx(0.05)
+    assert "max_chosen_lost" not in summary({"speedup_bandit_batch_4": 2.0, "speedup_off_batch_4": 1.0})
+
+
 @pytest.mark.parametrize(("batch", "tokens", "waves"), [(1, 512, 8), (4, 512, 2), (64, 512, 1), (128, 256, 1)])
 def test_what_so_few_sample_decides_much(batch: int, tokens: int, waves: int) -> None:
     load = load_of([(1, 2)] * batch, smoke=False)

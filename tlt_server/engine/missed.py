@@ -8,7 +8,7 @@ What lies farther back stays unknown to the drafter (engine/plain.py).
 It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer and the head.
 Where no request has missed more than the arm accepts in a few steps, as after a look at off, that is the arm's
 draft-extend in its CUDA graph, up to `PASSES` times: what was missed stands where accepted tokens stand. On an H200, at
-8 requests of a 7B target, there and back took 0.9 ms, mostly of one such pass (`switching_ms_off`, twice, in
+8 requests of a 7B target, there and back took 0.7 ms, mostly of one such pass (`switching_ms_off`, twice, in
 benchmarks/results/switching.h200.json). Otherwise it is a prefill of the drafter, over at most `WINDOW` tokens of each
 request, without a graph; flashinfer's plan for it reads lengths back from the GPU, and the step is launched late. To
 run the drafter in every plain step instead would keep it whole, at a layer's cost in every step.

@@ -38,7 +38,8 @@ from typing import NamedTuple
 
 from tlt_server.strategy.arms import ArmTable, Buckets, Choice
 from tlt_server.strategy.budget import Budget
-from tlt_server.strategy.knowledge import FAR, Knowledge
+from tlt_server.strategy.knowledge import Knowledge
+from tlt_server.strategy.paces import FAR
 from tlt_server.strategy.pulls import Pull
 
 MARGIN = 0.02
@@ -58,8 +59,6 @@ the best arm."""
 
 _LOOK_AT_OFF, _LOOK_FROM_OFF = 3, 5
 """Steps, of which all tell what they take but the first and the last."""
-_KEPT = 0.9
-"""Of what reading took before, with each time that the drafter reads."""
 
 
 class Bandit:
@@ -70,14 +69,13 @@ class Bandit:
 
     def __init__(self, buckets: Buckets, knowledge: Knowledge, share: float) -> None:
         self._buckets = buckets
-        self._knowledge = knowledge
+        self._knowledge, self._reading = knowledge, knowledge.reading
         self._budget = Budget(share)
         self._steps = [0] * len(buckets.all)
         self._pulled: list[dict[Choice, int]] = [dict.fromkeys(bucket.arms, 0) for bucket in buckets.all]
         lasts = map(buckets.last, range(len(buckets.all)))
         self._in_force = [_best(knowledge.rates(b.arms, last, 0)) for b, last in zip(buckets.all, lasts, strict=True)]
         self._exploring: tuple[int, Choice] | None = None
-        self._reading = Reading()
         self._behind = 0  # tokens that the drafter has missed
         self._look: _Look | None = None
         self._new_weights = True  # since the last look
@@ -211,25 +209,6 @@ class _Look(NamedTuple):
     bucket: int
     arm: Choice
     steps: int
-
-
-class Reading:
-    """How long the drafter takes to read what it missed, before a step with an arm.
-
-    All seconds over all tokens, what is older for less: of a few tokens nobody could tell it from a step's scatter.
-    """
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """So many took so long, or seemed to."""
-        self._tokens = _KEPT * self._tokens + tokens
-        self._seconds = _KEPT * self._seconds + seconds
-
-    def seconds(self, tokens: int) -> float:
-        """Expected; 0 as long as nothing is known."""
-        return max(0.0, self._seconds) * tokens / self._tokens if self._tokens else 0.0
 
 
 def _best(worth: dict[Choice, float]) -> Choice:

@@ -1,16 +1,16 @@
 """What a decode step is expected to cost, from timing every arm when the server starts.
 
 Where the cost lies is known before anything was served: the same weights are read and the same kernels run whatever
-the tokens say. Timing an arm on dummy input at each captured batch size gives the cost of a short context; timing it
-at a second context gives what each cached token adds.
+the tokens say. Timing an arm on dummy input at each captured batch size gives the cost of a short context; timed at a
+second context as well, it would give what each cached token adds. The server times one (engine/timing.py): what longer
+contexts add shows as a level that is higher for all arms (paces.py), and what they add to one more than to another, in
+looks.
 
 Why context enters here and not as a dimension of the buckets: on an H200 the best arm does change with it (at 32
 requests chain 3,1,4 is 1.5 times as fast as plain decoding at 512 tokens, and 0.74 at 32k), so it cannot be left out.
 But a step's time is linear in the cached tokens of the whole batch: attention reads each of them once in a pass. One
 slope for each arm says as much as a row of buckets, and does not split the samples. The measurements are in
-benchmarks/results/context.h200.json; tests/strategy/test_costs.py says how well lines fit them. (Timed at one context
-alone, paces still follow a batch whose requests grow long together. But a next one, short again, may be decoded with
-the wrong arm for hundreds of steps: simulated, that lost a third of their time once in three drains.)
+benchmarks/results/context.h200.json; tests/strategy/test_costs.py says how well lines fit them.
 """
 
 from bisect import bisect_left

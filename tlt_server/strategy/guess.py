@@ -1,6 +1,6 @@
 """What steps may cost, before any was timed: shares of a plain step, as measured on one H200.
 
-Only ratios count, and those only until an arm was pulled: a pace (knowledge.py) is measured against them. A 7B target
+Only ratios count, and those only until an arm was pulled: a pace (paces.py) is measured against them. A 7B target
 in bf16 with 320 tokens of context takes 4.7 ms for a plain step at batch 1; benchmarks/README.md has the table.
 """
 

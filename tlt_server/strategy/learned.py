@@ -33,11 +33,20 @@ class LearnedAcceptance(msgspec.Struct, frozen=True):
 
 
 class LearnedPace(msgspec.Struct, frozen=True):
-    """Step times of an arm in the bucket that begins at batch size `first`: measured over expected, oldest first."""
+    """Step times of an arm in the bucket that begins at batch size `first`: the logarithm of how many times as long as
+    expected they are, and its variance."""
 
     first: Annotated[int, msgspec.Meta(ge=1)]
     arm: Choice
-    ratios: tuple[Annotated[float, msgspec.Meta(gt=1e-6, lt=1e6)], ...]
+    mean: Annotated[float, msgspec.Meta(ge=-14, le=14)]
+    variance: Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class LearnedReading(msgspec.Struct, frozen=True):
+    """What the drafter missed and read, tokens, and how long it took."""
+
+    tokens: Count
+    seconds: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -45,3 +54,4 @@ class Learned(msgspec.Struct, frozen=True):
 
     acceptance: LearnedAcceptance
     paces: tuple[LearnedPace, ...]
+    reading: LearnedReading

@@ -51,11 +51,11 @@ class Selector:
         if unknown := [str(arm) for arm in captured if arm not in costs.arms]:
             raise ConfigError(f"arms {', '.join(unknown)}: captured and not timed; time every arm that is captured")
         self._costs, self._captured, self._largest = costs, captured, largest
-        self._own, self._random = buckets, random
+        self._own, self._random = Buckets(buckets, largest), random
         self._under_way = UnderWay()
         self._before: Choice = None
         self._over: float | None = None  # seconds that the step before took more than expected
-        self._arrange(schemas.StrategyUpdate("bandit"), None)
+        self._arrange(schemas.StrategyUpdate("bandit"), Knowledge(self._own, costs))
 
     def table(self) -> ArmTable:
         """One arm for each bucket, for the next step."""
@@ -124,7 +124,12 @@ class Selector:
         """
         if found := self.faults(update):
             raise ConfigError("; ".join(found))
-        self._arrange(update, self._knowledge.learned())
+        buckets = self._own if update.buckets is None else Buckets(to_buckets(update.buckets), self._largest)
+        knowledge = self._knowledge
+        if buckets.all != self._buckets.all:
+            knowledge = Knowledge(buckets, self._costs)
+            knowledge.restore(self._knowledge.learned())
+        self._arrange(update, knowledge)
 
     def learned(self) -> Learned:
         """What a restart needs in order to be warm."""
@@ -132,7 +137,9 @@ class Selector:
 
     def restore(self, learned: Learned) -> None:
         """Starts from what was learned before, here or on a server like this one."""
-        self._arrange(self._settings, learned)
+        knowledge = Knowledge(self._buckets, self._costs)
+        knowledge.restore(learned)
+        self._arrange(self._settings, knowledge)
 
     def report(self) -> schemas.Selection:
         """How things stand."""
@@ -189,12 +196,8 @@ class Selector:
             return max(seconds + over, seconds / 2), seconds
         return seconds, seconds
 
-    def _arrange(self, settings: schemas.StrategyUpdate, learned: Learned | None) -> None:
-        self._settings = settings
-        self._buckets = Buckets(self._own if settings.buckets is None else to_buckets(settings.buckets), self._largest)
-        self._knowledge = Knowledge(self._buckets, self._costs)
-        if learned is not None:
-            self._knowledge.restore(learned)
+    def _arrange(self, settings: schemas.StrategyUpdate, knowledge: Knowledge) -> None:
+        self._settings, self._knowledge, self._buckets = settings, knowledge, knowledge.buckets
         self._tallies = Tallies(self._buckets)
         self._paper = BegMab(self._buckets, self._random, settings.epsilon, settings.window)
         self._bandit = Bandit(self._buckets, self._knowledge, settings.exploration)

@@ -54,7 +54,11 @@ STRATEGY: Json = {
 }
 
 
-LEARNED: Json = {"acceptance": {"trials": [2.0], "hits": [1.0], "parts": []}, "paces": []}
+LEARNED: Json = {
+    "acceptance": {"trials": [2.0], "hits": [1.0], "parts": []},
+    "paces": [],
+    "reading": {"tokens": 0.0, "seconds": 0.0},
+}
 LOADS: Json = {
     "version": "0.5.17",
     "loads": [{"num_running_reqs": 3, "num_waiting_reqs": 1}, {"num_running_reqs": 2, "num_waiting_reqs": 0}],
