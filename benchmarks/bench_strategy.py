@@ -48,6 +48,7 @@ LEARN = ("paper", BANDIT)
 RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
 FEW = 64  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
+WAVES = {FEW: 4, max(BATCHES): 2}  # at least, up to so many requests: a wave is over sooner than sides have changed
 _SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
 
 
@@ -167,7 +168,8 @@ def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
     name = f"batch_{batch}"
     if smoke:
         return Load(name, prompts, 192)  # fewer steps give no window between the first and the last
-    return Load(name, prompts, length_at(batch), max(1, AT_LEAST // batch))
+    least = next(waves for most, waves in WAVES.items() if batch <= most)
+    return Load(name, prompts, length_at(batch), max(least, AT_LEAST // batch))
 
 
 def length_at(batch: int) -> int:

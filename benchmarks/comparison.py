@@ -20,7 +20,7 @@ from tlt_server.process import tail
 from tlt_server.results import Figures
 
 PLAIN = "plain"  # the side of each group that the others are compared with
-LAGS = 0.85
+LAGS = 0.93
 """In a race, a side that drafts and has made less than this share of the best side's rate at a load lags there."""
 SELDOM = 4
 """Rounds, of which the first alone asks a side where it lags: further ones would decide nothing."""

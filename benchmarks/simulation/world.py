@@ -34,6 +34,7 @@ _LEVELS = (-0.8, 0.0, 0.8)  # log-odds by which a request is harder or easier th
 _STAY = 30  # steps that it stays so, on average
 _SCATTER = 0.03  # of a step's time, as the standard deviation of its logarithm
 _HICCUP = 0.005  # the share of steps that wait for something else, two to five times as long
+_BESIDES = 1.18, 1.1  # times as long as timing says that a step with an arm takes, and one without
 _ALONE, _SHARED = 2.0, 0.7  # seconds that a disturbed machine is ours, and then others' as well, on average
 _READING, _READING_TOKEN = 0.0005, 2.3e-6  # seconds that the drafter takes to read what it missed, and each token of it
 
@@ -134,8 +135,8 @@ class World:
         self._share, self._left = 1.0, 0.0  # times as long as alone that a step takes, and seconds for which it does
 
     def timed_at_start(self) -> list[Timing]:
-        """What timing on dummy input finds: without context, an arm is off by 5 %, a cell by 2 %."""
-        off = {arm: exp(self.random.gauss(0, 0.05)) for arm in [None, *CAPTURED]}
+        """What timing finds: the GPU's part alone, without context; an arm is off by 5 %, and a cell by 2 %."""
+        off = {arm: exp(self.random.gauss(0, 0.05)) / _BESIDES[arm is None] for arm in [None, *CAPTURED]}
         cells = [(t.arm, t.batch) for t in self._timings if t.cached == CONTEXT * t.batch]
         return [
             Timing(arm, batch, 0, self._costs.seconds(arm, batch, 0) * off[arm] * exp(self.random.gauss(0, 0.02)))

@@ -107,10 +107,10 @@ def test_sides_that_lag_draft_and_do_not_learn() -> None:
     of = {
         PLAIN: [rates(100)] * 3,
         "off": [rates(99)] * 3,
-        "chain_1": [rates(169), [], []],
+        "chain_1": [rates(185), [], []],
         "chain_3": [rates(200), rates(200), rates(150)],
         "paper": [rates(20)] * 3,
-        "upstream_adaptive": [rates(171), rates(100), rates(300)],
+        "upstream_adaptive": [rates(187), rates(100), rates(300)],
     }
     windows = {(name, load.name): found for name, found in of.items()}
     peer = Side("upstream_adaptive", arms[1], upstream=True)

@@ -82,7 +82,7 @@ def test_what_choices_lose_is_told_without_what_was_accepted_by_chance() -> None
     assert "max_chosen_lost" not in summary({"speedup_bandit_batch_4": 2.0, "speedup_off_batch_4": 1.0})
 
 
-@pytest.mark.parametrize(("batch", "tokens", "waves"), [(1, 512, 8), (4, 512, 2), (64, 512, 1), (128, 256, 1)])
+@pytest.mark.parametrize(("batch", "tokens", "waves"), [(1, 512, 8), (4, 512, 4), (64, 512, 4), (256, 256, 2)])
 def test_what_so_few_sample_decides_much(batch: int, tokens: int, waves: int) -> None:
     load = load_of([(1, 2)] * batch, smoke=False)
     assert (load.batch, load.tokens, load.waves) == (batch, tokens, waves)

@@ -93,10 +93,10 @@ def test_what_is_known_is_finite_and_survives(steps: list[tuple[Choice, float]])
     paces, restored = Paces(ARMS), Paces(ARMS)
     for arm, ratio in steps:
         paces.observe(arm, ratio)
-    for arm in ARMS:
-        mean, variance = paces.known(arm)
-        assert 0 <= variance < 100
+    assert set(paces.known()) == {arm for arm, _ in steps}
+    for arm, mean in paces.known().items():
         assert paces.factor(arm) == pytest.approx(exp(mean))
         assert abs(mean) < 2 * log(1e3)
-        restored.restore(arm, mean, variance)
+        restored.restore(arm, mean)
         assert restored.factor(arm) == pytest.approx(paces.factor(arm))
+    assert restored.known() == paces.known()

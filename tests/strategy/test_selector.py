@@ -144,14 +144,10 @@ def test_what_was_learned_survives_a_restart(batches: list[int], seed: int) -> N
     server = Server(selector(seed), Random(seed))
     for batch in batches:
         server.step(batch)
-    kept = server.selector.learned()
+    kept = msgspec.json.encode(server.selector.learned())
     restarted = selector()
-    restarted.restore(msgspec.json.decode(msgspec.json.encode(kept), type=Learned))
-    found = restarted.learned()
-    assert (found.acceptance, found.reading) == (kept.acceptance, kept.reading)
-    for ours, theirs in zip(found.paces, kept.paces, strict=True):
-        assert (ours.first, ours.arm, ours.mean) == (theirs.first, theirs.arm, theirs.mean)
-        assert ours.variance > theirs.variance  # it was timed anew
+    restarted.restore(msgspec.json.decode(kept, type=Learned))
+    assert msgspec.json.encode(restarted.learned()) == kept
 
 
 def test_a_warm_restart_begins_where_it_ended() -> None:

@@ -28,9 +28,9 @@ an estimate: all explored steps together take ten times the budget's share at mo
 pull of one chain shows what each chain would bring. So it is left as it was entered, as often as load asks. A look from
 off costs more than a step: the drafter first reads what it missed (engine/missed.py). That is charged as well, and so
 is the step behind a look at off, which begins with reading too. A look either way takes several steps, for only one
-between two others with its arm tells what that takes (`Selector._told`); from off as many as outvote what is known from
-long ago, for most of what it costs is the reading, once. Otherwise an arm that seemed slow when off came would seem so
-for ever.
+between two others with its arm tells what that takes (`Selector._told`); from off so many that three tell, which in a
+row are believed however far off (paces.py), for most of what it costs is the reading, once. Otherwise an arm that
+seemed slow when off came would seem so for ever.
 """
 
 from math import sqrt
@@ -39,7 +39,7 @@ from typing import NamedTuple
 from tlt_server.strategy.arms import ArmTable, Buckets, Choice
 from tlt_server.strategy.budget import Budget
 from tlt_server.strategy.knowledge import Knowledge
-from tlt_server.strategy.paces import FAR
+from tlt_server.strategy.paces import FAR, LONGEST_LOOK
 from tlt_server.strategy.pulls import Pull
 
 MARGIN = 0.02
@@ -57,7 +57,7 @@ LEAST = 0.1
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
 the best arm."""
 
-_LOOK_AT_OFF, _LOOK_FROM_OFF = 3, 5
+_LOOK_AT_OFF, _LOOK_FROM_OFF = 3, LONGEST_LOOK
 """Steps, of which all tell what they take but the first and the last."""
 
 

@@ -72,9 +72,9 @@ class Knowledge:
     def learned(self) -> Learned:
         """All of it, to be restored."""
         found = (
-            LearnedPace(first, arm, *paces.known(arm))
+            LearnedPace(first, arm, mean)
             for first, paces in zip(self.buckets.firsts, self._paces, strict=True)
-            for arm in self._costs.arms
+            for arm, mean in paces.known().items()
         )
         return Learned(self.acceptance.learned(), tuple(found), self.reading.learned())
 
@@ -85,7 +85,7 @@ class Knowledge:
         for each in learned.paces:
             bucket = self.buckets.index(each.first)
             if self.buckets.firsts[bucket] == each.first and each.arm in self._costs.arms:
-                self._paces[bucket].restore(each.arm, each.mean, each.variance)
+                self._paces[bucket].restore(each.arm, each.mean)
 
 
 class Reading:

@@ -34,12 +34,11 @@ class LearnedAcceptance(msgspec.Struct, frozen=True):
 
 class LearnedPace(msgspec.Struct, frozen=True):
     """Step times of an arm in the bucket that begins at batch size `first`: the logarithm of how many times as long as
-    expected they are, and its variance."""
+    timing said they are."""
 
     first: Annotated[int, msgspec.Meta(ge=1)]
     arm: Choice
     mean: Annotated[float, msgspec.Meta(ge=-14, le=14)]
-    variance: Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 
 class LearnedReading(msgspec.Struct, frozen=True):

@@ -24,6 +24,8 @@ from math import exp, log, sqrt
 
 from tlt_server.strategy.arms import Choice
 
+LONGEST_LOOK = 5
+"""Steps in a row with an arm that is not in force, at most (bandit.py)."""
 FAR = 1.5
 """So many times as long as expected, or as short, is no doing of others': the arm has changed."""
 _SCATTER = 0.03**2
@@ -31,11 +33,11 @@ _SCATTER = 0.03**2
 _LEVEL_DRIFT, _PACE_DRIFT = 0.01**2, 0.001**2
 """Variance that a step of the bucket adds: the level is of the last few, a pace of the last thousand."""
 _UNKNOWN, _MOST = 0.1**2, 0.05**2
-"""Variance of level and paces before anything was measured: timing knows the GPU's part of a step alone. And what that
-of a pace drifts to at most; a restart adds as much, for arms are timed anew then."""
+"""Variance of a pace before anything was measured, and what it drifts to at most, or is after a restart, for arms are
+timed anew then. Timing knows the GPU's part of a step alone: on H200s steps take a fifth longer. At the start that
+is taken for the pace of the arm that shows it, and not for the level. So arms that were never pulled seem too good, and
+are soon tried."""
 _CLIP, _IN_A_ROW = 2.5, 3
-_LOOK = 5
-"""Steps in a row with one arm that may be a look of the bandit's, at most."""
 
 
 class Paces:
@@ -45,7 +47,7 @@ class Paces:
     """
 
     def __init__(self, arms: Iterable[Choice]) -> None:
-        self._level, self._level_variance, self._steps = 0.0, _UNKNOWN, 0
+        self._level, self._level_variance, self._steps = 0.0, 0.0, 0
         self._arms = {arm: _Pace() for arm in arms}
         self._newest: Choice = None
         self._in_a_row = 0
@@ -57,7 +59,7 @@ class Paces:
         self._steps += 1
         self._in_a_row = self._in_a_row + 1 if arm == self._newest else 1
         self._newest = arm
-        if self._in_a_row > _LOOK:
+        if self._in_a_row > LONGEST_LOOK:
             self._settled = arm
         pace = self._arms[arm]
         pace.age(self._steps)
@@ -74,13 +76,13 @@ class Paces:
         """How many times as long as timing said a step of this arm takes now."""
         return self._factor * self._arms[arm].factor
 
-    def known(self, arm: Choice) -> tuple[float, float]:
-        """The logarithm of that, and the variance of the arm's pace."""
-        return self._level + self._arms[arm].mean, self._arms[arm].variance
+    def known(self) -> dict[Choice, float]:
+        """The logarithm of that, of every arm that was measured or restored."""
+        return {arm: self._level + pace.mean for arm, pace in self._arms.items() if pace.variance < _UNKNOWN}
 
-    def restore(self, arm: Choice, mean: float, variance: float) -> None:
-        """Takes over what was known of an arm, here or on a server like this one, whose timing was another."""
-        self._arms[arm] = _Pace(mean, variance + _MOST)
+    def restore(self, arm: Choice, mean: float) -> None:
+        """Takes over what was known of an arm, here or on a server like this one, which timed it anew."""
+        self._arms[arm] = _Pace(mean, _MOST)
 
     def _clipped(self, arm: Choice, pace: "_Pace", error: float) -> float:
         most = _CLIP * sqrt(self._level_variance + pace.variance + _SCATTER)
