@@ -32,11 +32,11 @@ _SCATTER = 0.03**2
 """Variance of one step's logarithm; on H200s its root is 0.005 to 0.04, by step logs that are not kept."""
 _LEVEL_DRIFT, _PACE_DRIFT = 0.01**2, 0.001**2
 """Variance that a step of the bucket adds: the level is of the last few, a pace of the last thousand."""
-_UNKNOWN, _MOST = 0.1**2, 0.05**2
-"""Variance of a pace before anything was measured, and what it drifts to at most, or is after a restart, for arms are
-timed anew then. Timing knows the GPU's part of a step alone: on H200s steps take a fifth longer. At the start that
-is taken for the pace of the arm that shows it, and not for the level. So arms that were never pulled seem too good, and
-are soon tried."""
+_UNKNOWN, _UNKNOWN_LEVEL, _MOST = 0.1**2, 0.03**2, 0.05**2
+"""Variance of a pace and of the level before anything was measured; and what that of a pace drifts to at most, or is
+after a restart, for arms are timed anew then. Timing knows the GPU's part of a step alone: on H200s steps take a fifth
+longer. At the start that is taken for the pace of the arm that shows it, rather than for the level. So arms that were
+never pulled seem too good, and are soon tried."""
 _CLIP, _IN_A_ROW = 2.5, 3
 
 
@@ -47,7 +47,7 @@ class Paces:
     """
 
     def __init__(self, arms: Iterable[Choice]) -> None:
-        self._level, self._level_variance, self._steps = 0.0, 0.0, 0
+        self._level, self._level_variance, self._steps = 0.0, _UNKNOWN_LEVEL, 0
         self._arms = {arm: _Pace() for arm in arms}
         self._newest: Choice = None
         self._in_a_row = 0
