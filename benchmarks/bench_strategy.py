@@ -98,20 +98,23 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
             figures[f"ratio_to_best_{name}_{load.name}"] = median(over)
             figures |= {f"ratio_to_best_min_{name}_{load.name}": min(over)}
             figures |= {f"ratio_to_best_max_{name}_{load.name}": max(over)}
-        figures |= chosen(found.selections.get((name, load.name), ()), f"{name}_{load.name}")
+        figures |= chosen(found.selections.get((name, load.name), ()), name, load.batch)
     return figures
 
 
-def chosen(selections: Sequence[Selection], name: str) -> Figures:
-    """Shares of the time of a side's decode steps, its warm-up among them: of each arm, and what exploration lost."""
-    total = sum(each.decoded_s for each in selections)
+def chosen(selections: Sequence[Selection], side: str, batch: int) -> Figures:
+    """Shares of the time of a side's decode steps, its warm-up among them: of each arm, and what exploration lost.
+
+    Of an arm, in the bucket of the batch size alone: as responses end, fewer requests run, and other arms are better.
+    """
     seconds: Counter[str] = Counter()
-    for bucket in (bucket for each in selections for bucket in each.buckets):
+    for bucket in (bucket for each in selections for bucket in each.buckets if bucket.first <= batch <= bucket.last):
         for one in bucket.arms:
             seconds[name_of_choice(from_client(one.arm))] += one.seconds
+    name, total = f"{side}_batch_{batch}", sum(seconds.values())
     figures = {f"time_{arm}_{name}": taken / total for arm, taken in seconds.items() if taken}
     if lost := sum(each.explored_lost_s for each in selections):
-        figures[f"explored_lost_{name}"] = lost / total
+        figures[f"explored_lost_{name}"] = lost / sum(each.decoded_s for each in selections)
     return figures
 
 

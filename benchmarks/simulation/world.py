@@ -6,8 +6,8 @@ to be that of the deepest chain, for both verify with one pass over the cache.) 
 former over all batch sizes. What the medians and means have lost is put back: every step's time scatters, some steps
 wait for something else, and a request is hard to draft for, or easy, for dozens of steps together. What the drafter
 takes to read what it missed is of a step log that is not kept: 47 requests, 98 tokens each, 8 to 13 ms. What a
-step takes beyond what timing says is of servers' logs, not kept either, and of what each arm took by itself in
-results/strategy.h200.json. How others disturb a machine is made up.
+step takes beyond what timing says is of servers' logs, not kept either, and of what each arm took by itself when
+strategies were measured at 79e2d28. How others disturb a machine is made up.
 """
 
 from bisect import bisect

@@ -8,13 +8,13 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tlt_client.schemas import StrategyUpdate
+from tlt_client.schemas import SelectionBucket, StrategyUpdate
 
 from benchmarks import bench_strategy, parts
 from benchmarks.bench_strategy import BANDIT, cells, chosen, load_of, mean_rate, summary
 from benchmarks.comparison import PLAIN, Measured, visit
 from benchmarks.decoding import Load, Window
-from benchmarks.sides import Side, Site, check_memory, servers_of
+from benchmarks.sides import Side, Site, check_memory, name_of, servers_of
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CHAINS, World
 from benchmarks.strategies import by_batch, fixed, learning
@@ -24,7 +24,7 @@ from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result, measured_here
 from tlt_server.strategy.arms import Choice
-from tlt_server.strategy.settings import faults
+from tlt_server.strategy.settings import faults, to_client
 
 ARMS = (Arm(3, 1, 4), Arm(5, 4, 16))
 MOST = {ARMS[0]: 128, ARMS[1]: 32}
@@ -56,19 +56,31 @@ def test_steps_that_explored_count() -> None:
 
 
 def test_shares_of_what_was_chosen() -> None:
-    """Of three servers that decoded eight requests, one of them with half as many steps."""
+    """Of three servers that decoded eight requests, one of them with half as many steps, and in the end one of them."""
     reports = []
     for seed, steps in enumerate((300, 300, 150)):
         world = World(Random(seed))
         server, levels = Server(world, StrategyUpdate(BANDIT)), world.new_levels(8)
-        for _ in range(steps):
-            server.step(levels, 1600)
+        for batch in (*[8] * steps, *[1] * 100):
+            server.step(levels[:batch], 200 * batch)
         reports.append(server.selector.report())
-    figures = chosen(reports, "bandit_batch_8")
+    figures = chosen(reports, BANDIT, 8)
     assert sum(value for name, value in figures.items() if name.startswith("time_")) == pytest.approx(1)
     assert figures["explored_lost_bandit_batch_8"] == pytest.approx(
         sum(each.explored_lost_s for each in reports) / sum(each.decoded_s for each in reports)
     )
+
+
+def test_a_batch_that_drains_is_not_held_against_the_choices() -> None:
+    """Eight requests have one arm, and the last of them another."""
+    alone, together = (to_client(arm) for arm in CHAINS[:2])
+    buckets = SelectionBucket(1, (alone,)), SelectionBucket(5, (together,))
+    world = World(Random(0))
+    server, levels = Server(world, StrategyUpdate(BANDIT, buckets=buckets)), world.new_levels(8)
+    for batch in (*[8] * 50, *[1] * 50):
+        server.step(levels[:batch], 200 * batch)
+    figures = chosen([server.selector.report()], BANDIT, 8)
+    assert figures == {f"time_{name_of(CHAINS[1])}_bandit_batch_8": 1}
 
 
 def test_what_choices_lose_is_told_without_what_was_accepted_by_chance() -> None:
