@@ -57,7 +57,10 @@ def main(
     name = flags.prog.rpartition(".")[2].removeprefix("bench_")
 
     def join() -> Result:
-        made = joined([results.read(path) for path in arguments.join], summary)
+        found = {path: results.read(path) for path in arguments.join}
+        if others := [f"{path} is of {part.name}" for path, part in found.items() if part.name != name]:
+            raise ConfigError(f"--join: {others[0]}. Name parts of {name} alone")
+        made = joined(list(found.values()), summary)
         out.print(Markdown(table(made)))
         return made
 

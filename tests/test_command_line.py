@@ -47,7 +47,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 MISTAKES = {
     "an unknown flag": (["--speculative-topk", "4"], "unknown flag --speculative-topk: did you mean"),
     "a bad value": (["--port", "many"], "argument --port: invalid int value: 'many'"),
-    "no such model": (["--model-path", "/no/such/model"], "/no/such/model"),
+    "no such model": (["--model-path", "/no/such/model"], "model /no/such/model: no such folder"),
     "no such drafter": (["--drafter", "/no/such/drafter"], "drafter /no/such/drafter: no such folder"),
     "a target as drafter": (["--drafter", str(TARGET)], "is neither EAGLE's nor EAGLE-3's"),
     "not an arm": (["--arm", "3,1"], "arm '3,1': write num_steps,topk,num_draft_tokens"),

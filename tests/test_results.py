@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.readme import RESULTS
 from tests.definitions import undefined
 from tlt_server import results
+from tlt_server.errors import ConfigError
 
 
 @given(
@@ -38,10 +38,13 @@ def test_a_copy_without_git_says_what_it_is_a_copy_of(tmp_path: Path, monkeypatc
     assert results.git_revision() == "abc+"
 
 
-def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"name": "x", "speed": 3}')
-    with pytest.raises(msgspec.ValidationError):
-        results.read(tmp_path / "x.json")
+@pytest.mark.parametrize("text", ['{"name": "x", "speed": 3}', "{", None], ids=["another form", "no JSON", "no file"])
+def test_what_is_no_result_is_refused_by_name(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "x.json"
+    if text:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^result {path}: "):
+        results.read(path)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)

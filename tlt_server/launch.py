@@ -135,6 +135,9 @@ def parse(argv: Sequence[str]) -> "ServerArgs":
             known = [flag for action in parser._actions for flag in action.option_strings]
             near = difflib.get_close_matches(unknown[0], known, n=1)
             raise ConfigError(f"unknown flag {unknown[0]}" + (f": did you mean {near[0]}?" if near else ""))
+    for name in (*_values(argv, "--model-path"), *_values(argv, "--model")):
+        if name.startswith(("/", "./", "../")) and not Path(name).exists():
+            raise ConfigError(f"model {name}: no such folder. Name another one, or a model on the hub")
     try:
         return prepare_server_args(list(argv))
     except (OSError, ValueError, AssertionError, NotImplementedError) as error:  # how upstream refuses settings

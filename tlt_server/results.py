@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from tlt_server.errors import ConfigError
+
 Figures = dict[str, float | int]
 """Flat names to numbers."""
 PACKAGES = ("tlt-server", "sglang", "torch", "transformers", "flashinfer-python", "triton")
@@ -63,9 +65,14 @@ def read(path: Path) -> Result:
     """A result from its file.
 
     Raises:
-        msgspec.ValidationError: the file is not of this form.
+        ConfigError: the file cannot be read, or is not of this form.
     """
-    return msgspec.json.decode(path.read_bytes(), type=Result)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Result)
+    except OSError as error:
+        raise ConfigError(f"result {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"result {path}: not what a benchmark kept by --json ({error})") from error
 
 
 def describe_machine() -> str:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tlt_client.schemas import SelectionBucket, StrategyUpdate
 
 from benchmarks import bench_strategy, parts
-from benchmarks.bench_strategy import BANDIT, cells, chosen, load_of, mean_rate, summary
+from benchmarks.bench_strategy import BANDIT, cells, chosen, load_of, mean_rate, measured, summary, table
+from benchmarks.command import parser
 from benchmarks.comparison import PLAIN, Measured, visit
 from benchmarks.decoding import Load, Window
+from benchmarks.readme import RESULTS
 from benchmarks.sides import Side, Site, check_memory, name_of, servers_of
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CHAINS, World
@@ -147,8 +149,8 @@ def result(figures: Figures, **changes: object) -> Result:
 def test_parts_are_joined_and_their_summary_is_made_anew() -> None:
     one = {"speedup_bandit_batch_1": 2.5, "ratio_to_best_bandit_batch_1": 0.98, "speedup_off_batch_1": 0.99}
     other = {"speedup_bandit_batch_8": 1.5, "ratio_to_best_bandit_batch_8": 0.96, "speedup_off_batch_8": 1.0}
-    measured = {"selecting_us": 35.0, "rounds": 3}, {"selecting_us": 30.0, "rounds": 2}
-    of = [result(each | summary(each) | more) for each, more in zip((one, other), measured, strict=True)]
+    others = {"selecting_us": 35.0, "rounds": 3}, {"selecting_us": 30.0, "rounds": 2}
+    of = [result(each | summary(each) | more) for each, more in zip((one, other), others, strict=True)]
     made = parts.joined(of, summary).figures
     assert one.items() | other.items() <= made.items()
     assert (made["min_ratio_to_best"], made["min_ratio_to_plain"], made["off_ratio_to_plain"]) == (0.96, 1.5, 0.99)
@@ -162,6 +164,19 @@ def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
         parts.joined([result({}, machine="a"), result({}, machine="b")], summary)
     with pytest.raises(ConfigError, match="speedup_bandit_batch_1: two parts"):
         parts.joined([result(figures), result(figures)], summary)
+
+
+def test_parts_that_are_none_are_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for path, message in (
+        (RESULTS / "nowhere.json", f"result {RESULTS}/nowhere.json: No such file or directory"),
+        (
+            RESULTS / "graphs.h200.json",
+            f"--join: {RESULTS}/graphs.h200.json is of graphs. Name parts of strategy alone",
+        ),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            parts.main(parser("bench_strategy", None), ["--join", str(path)], measured, summary, table)
+        assert (ended.value.code, capsys.readouterr().err) == (2, f"strategy: {message}\n")
 
 
 def test_sides_with_arms_share_a_server(tmp_path: Path) -> None:
