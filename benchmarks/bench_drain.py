@@ -29,7 +29,7 @@ from benchmarks.comparison import PLAIN
 from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, trace
 from benchmarks.servers import Request, logging_steps
 from benchmarks.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
-from benchmarks.strategies import OFF, Strategies, by_batch, name_of_choice
+from benchmarks.strategies import OFF, Strategies, by_batch, name_of_choice, selection
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
 from tlt_server.config import Arm
 from tlt_server.engine.steplog import SettledStep, read_steps
@@ -50,10 +50,12 @@ ELASTIC, TABLE = "elastic", "table"
 
 
 class Drained(NamedTuple):
-    """One drain: seconds until the last answer, and its steps, of a server that logs them."""
+    """One drain: seconds until the last answer, and its steps, of a server that logs them; of one that learns, what
+    choosing took of a step in its last thousand."""
 
     seconds: float
     steps: list[SettledStep]
+    selecting_us: float | None = None
 
 
 def work(models: Models, count: int, shorter: int = 1) -> list[Request]:
@@ -102,7 +104,8 @@ class Bench:
         self._ask(server)
         took = time.monotonic() - began
         out.print(f"{side.name}, {len(self._requests)} requests: {took:.2f} s")
-        return Drained(took, read_steps(self._log, since) if side.arms else [])
+        selecting_us = selection(server).selecting_us if side.learns else None
+        return Drained(took, read_steps(self._log, since) if side.arms else [], selecting_us)
 
     def warm_up(self, side: Side) -> None:
         """Kernels are compiled, prompts prefilled."""
@@ -180,6 +183,8 @@ def drain_figures(
     figures[f"drain_ratio_to_oracle_{count}"] = median(oracle / decode_seconds(steps) for steps in ours)
     figures[f"drain_lost_{count}"] = median(known.lost(decode_steps(steps)) for steps in ours)
     figures[f"drains_{BANDIT}_{count}"] = len(ours)
+    if selecting := [each.selecting_us for each in chain(*found[BANDIT]) if each.selecting_us is not None]:
+        figures[f"selecting_us_{count}"] = median(selecting)
     plain = [decode_seconds(each.steps) for each in chain(*found[OFF])]
     # how well the replay tells a drain's time: 1 is exactly
     figures[f"drain_replay_{OFF}_{count}"] = known.replay(lengths, lambda _: None) / median(plain)

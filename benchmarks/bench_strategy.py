@@ -12,24 +12,20 @@ that lag far behind the best at a batch size are asked in every fourth round onl
 import argparse
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from random import Random
 from statistics import median
 
 import msgspec
-from tlt_client.schemas import Selection, StrategyUpdate
+from tlt_client.schemas import Selection
 
 from benchmarks import parts, tables
 from benchmarks.command import Models, parser, positive
 from benchmarks.comparison import PLAIN, Measured, measuring, totals
 from benchmarks.decoding import Load, Window
 from benchmarks.sides import Side, Site
-from benchmarks.simulation.server import Server
-from benchmarks.simulation.world import CONTEXT, World
 from benchmarks.speedup import BATCHES, CHAINS, TOKENS
 from benchmarks.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
@@ -103,7 +99,8 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
 
 
 def chosen(selections: Sequence[Selection], side: str, batch: int) -> Figures:
-    """Shares of the time of a side's decode steps, its warm-up among them: of each arm, and what exploration lost.
+    """Shares of the time of a side's decode steps, its warm-up among them: of each arm, and what exploration lost; and
+    what choosing took of a step.
 
     Of an arm, in the bucket of the batch size alone: as responses end, fewer requests run, and other arms are better.
     """
@@ -115,11 +112,13 @@ def chosen(selections: Sequence[Selection], side: str, batch: int) -> Figures:
     figures = {f"time_{arm}_{name}": taken / total for arm, taken in seconds.items() if taken}
     if lost := sum(each.explored_lost_s for each in selections):
         figures[f"explored_lost_{name}"] = lost / sum(each.decoded_s for each in selections)
+    if selecting := [each.selecting_us for each in selections if each.selecting_us is not None]:
+        figures[f"selecting_us_{name}"] = median(selecting)
     return figures
 
 
 def summary(figures: Figures) -> Figures:
-    """What is claimed: the bandit's speed-ups, and the least of its ratios over all batch sizes."""
+    """What is claimed: the bandit's speed-ups, and the worst of its figures over all batch sizes."""
     speedups = {match.groups(): figures[name] for name in figures if (match := _SPEEDUP.fullmatch(name))}
     bandit = {batch: value for (side, batch), value in speedups.items() if side == BANDIT}
     made = {f"speedup_batch_{batch}": value for batch, value in bandit.items()}
@@ -129,7 +128,9 @@ def summary(figures: Figures) -> Figures:
     made |= {name: min(values) for name, values in least.items() if values}
     lost = {batch: each for batch in bandit if (each := chosen_lost(figures, speedups, batch)) is not None}
     made |= {f"chosen_lost_batch_{batch}": each for batch, each in lost.items()}
-    return made | ({"max_chosen_lost": max(lost.values())} if lost else {})
+    selecting = [value for name, value in figures.items() if name.startswith(f"selecting_us_{BANDIT}_")]
+    most = {"max_chosen_lost": list(lost.values()), "selecting_us": selecting}
+    return made | {name: max(values) for name, values in most.items() if values}
 
 
 def chosen_lost(figures: Figures, speedups: Mapping[tuple[str, str], float], batch: str) -> float | None:
@@ -144,25 +145,6 @@ def chosen_lost(figures: Figures, speedups: Mapping[tuple[str, str], float], bat
         return None
     made = sum(share * alone[arm] for arm, share in shares.items()) / sum(shares.values())
     return 1 - made / max(alone.values())
-
-
-def selecting_us(batch: int = 128, steps: int = 2000) -> float:
-    """What the bandit takes of the CPU for one step, to select and to observe, on simulated steps: the median."""
-    world = World(Random(0))
-    selector = Server(world, StrategyUpdate(BANDIT)).selector
-    levels, cached = world.new_levels(batch), CONTEXT * batch
-    now, spent = 0.0, []
-    for _ in range(steps):
-        began = time.perf_counter()
-        arm = selector.table().arm(batch)
-        selector.launched(arm, batch, cached, now)
-        selected = time.perf_counter() - began
-        accepted, seconds = world.step(arm, levels, cached)
-        now += seconds
-        began = time.perf_counter()
-        selector.settled(batch, accepted, now)
-        spent.append(selected + time.perf_counter() - began)
-    return 1e6 * median(spent)
 
 
 def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
@@ -198,7 +180,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
         known = {" ".join(turn): reports for turn, reports in found[0].selections.items() if reports}
         (logs / "selections.json").write_bytes(msgspec.json.encode(known))
-        yield cells(found[0], loads) | totals(found) | {"rounds": number, "selecting_us": selecting_us()}
+        yield cells(found[0], loads) | totals(found) | {"rounds": number}
 
 
 def table(result: Result) -> str:

@@ -14,8 +14,6 @@ from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
 
 SUMMED = ("requests", "failed_requests")
-LARGEST = ("selecting_us",)
-"""What every part measures anew."""
 LEAST = ("rounds",)
 
 
@@ -32,14 +30,14 @@ def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Re
     figures: Figures = {}
     for part in parts:
         whole = summary(part.figures)
-        own = {name: value for name, value in part.figures.items() if name not in (*whole, *SUMMED, *LARGEST, *LEAST)}
+        own = {name: value for name, value in part.figures.items() if name not in (*whole, *SUMMED, *LEAST)}
         if twice := sorted(own.keys() & figures.keys()):
             raise ConfigError(f"{twice[0]}: two parts have it. Join parts that measured different things")
         figures |= own
     figures |= {name: sum(part.figures[name] for part in parts) for name in SUMMED}
-    for name, of in (*((name, max) for name in LARGEST), *((name, min) for name in LEAST)):
+    for name in LEAST:
         if values := [part.figures[name] for part in parts if name in part.figures]:
-            figures[name] = of(values)
+            figures[name] = min(values)
     first = parts[0]
     return replace(first, date=max(part.date for part in parts), figures=figures | summary(figures))
 

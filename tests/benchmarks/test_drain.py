@@ -143,7 +143,10 @@ def test_drains_are_compared_round_by_round() -> None:
         "plain": [[Drained(1.0, [])], [Drained(2.0, [])]],
         "off": [[Drained(1.0, plain)], [Drained(2.0, plain)]],
         "chain_3": [[Drained(0.5, chain)], [Drained(1.0, chain)]],
-        "bandit": [[Drained(0.625, chain), Drained(0.5, chain), Drained(9.0, chain)], [Drained(1.25, chain)] * 3],
+        "bandit": [
+            [Drained(0.625, chain, 30.0), Drained(0.5, chain, 40.0), Drained(9.0, chain)],
+            [Drained(1.25, chain, 60.0)] * 3,
+        ],
         "upstream_adaptive": [[Drained(0.75, [])], [Drained(1.5, [])]],
     }
     figures = drain_figures(found, ["off", "chain_3"], KNOWN, [16, 16])
@@ -153,6 +156,7 @@ def test_drains_are_compared_round_by_round() -> None:
     assert figures["drain_oracle_s_2"] == pytest.approx(16 / 200)
     assert figures["drain_ratio_to_oracle_2"] == pytest.approx(16 / 200 / 0.09)
     assert (figures["drain_lost_2"], figures["drains_bandit_2"]) == (0, 6)
+    assert figures["selecting_us_2"] == 60
     assert figures["drain_replay_off_2"] == pytest.approx(16 / 100 / 0.06)
     kept = measured_here("bench_drain", ["python"], figures | {"requests": 4, "failed_requests": 0})
     shown = bench_drain.table(kept)

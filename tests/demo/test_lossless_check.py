@@ -1,12 +1,15 @@
 """The check must pass what comes from the law, and fail what does not."""
 
+import math
 import random
 from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tlt_server.demo.lossless import REST, Tokens, enumerate_law, greedy_mismatches, p_value
+from tlt_server.demo.lossless import REST, Tokens, enumerate_law, greedy_mismatches, p_value, surprise_z
 
 MATRIX = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.25, 0.25, 0.5]])
 
@@ -68,3 +71,43 @@ def test_mismatches_are_counted() -> None:
     assert greedy_mismatches([(1, 2), (3,), ()], [(1, 2), (3, 4), ()]) == 1
     with pytest.raises(ValueError, match="shorter"):
         greedy_mismatches([(1,)], [])
+
+
+def along(tokens: Tokens, matrix: torch.Tensor = MATRIX) -> torch.Tensor:
+    """The logits before each token of a response that begins behind token 0."""
+    return matrix[[0, *tokens[:-1]]].log()
+
+
+def test_surprises_of_the_law_itself_are_standard_normal() -> None:
+    """Of responses of any length; 200 values have a mean beyond 0.25 once in 2,000 times, a deviation beyond 0.2."""
+    found = torch.tensor(
+        [surprise_z((along(each), each) for each in draw(20, 1 + seed % 40, seed)) for seed in range(200)]
+    )
+    assert abs(float(found.mean())) < 0.25
+    assert float(found.std()) == pytest.approx(1, abs=0.2)
+
+
+def test_responses_that_end_where_they_like_are_no_more_surprising() -> None:
+    """Each ends behind its first token 1, which is likelier than others to be surprising."""
+    ended = [each[: 1 + each.index(1)] for each in draw(3000, 400, 3)]
+    assert abs(surprise_z((along(each), each) for each in ended)) < 4
+
+
+@given(st.floats(0.2, 0.5), st.integers(0, 2**32))
+def test_a_draft_that_is_kept_too_often_is_surprising(share: float, seed: int) -> None:
+    """A share of tokens is drawn evenly, whatever the law says."""
+    other = (1 - share) * MATRIX + share / 3
+    drawn = draw(60, 500, seed, other)
+    assert abs(surprise_z((along(each), each) for each in drawn)) > 5
+
+
+def test_tokens_that_the_law_excludes_are_infinitely_surprising() -> None:
+    never = torch.tensor([[0.75, 0.25, 0.0]]).log()
+    assert surprise_z([(never, (2,)), (never, (1,))]) == math.inf
+    # each token is log 3 from the other: the likely one a quarter of that below the entropy, of deviation √3/4 of it
+    assert surprise_z([(never, (0,))]) == pytest.approx(-1 / math.sqrt(3))
+
+
+def test_laws_without_likely_tokens_tell_nothing() -> None:
+    with pytest.raises(ValueError, match="tells nothing"):
+        surprise_z([(torch.tensor([[0.0, -math.inf], [0.0, 0.0]]), (0, 1))])

@@ -1,5 +1,6 @@
 """The strategy of a scheduler process: what is asked for, what speaks against it, and what ranks agree on."""
 
+import time
 from types import SimpleNamespace as Made
 from typing import Any
 
@@ -106,3 +107,27 @@ def test_what_was_decided_is_appended_once() -> None:
     speculation.hear(ask.table)
     assert speculation.announcement() is None
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=ArmTable) == made.table
+
+
+def test_what_choosing_takes_is_counted_by_step() -> None:
+    """Of steps with the settings in force; a scheduler that asks a thousand times without a request adds nothing."""
+    speculation = Speculation(worker(), 64, EventLog())
+
+    def selecting_us() -> float | None:
+        selection = speculation.describe().selection
+        assert selection is not None
+        return selection.selecting_us
+
+    assert selecting_us() is None
+    for _ in range(30):
+        began = time.perf_counter()
+        for _ in range(100):
+            speculation.announcement()
+        speculation.launched(CHAIN, 4, 100)
+        speculation.settled(4, [3, 0, 1, 2])
+        took = time.perf_counter() - began
+    found = selecting_us()
+    assert found is not None
+    assert 0 < found < 1e6 * took / 2
+    speculation.wish(LOTTERY)
+    assert selecting_us() is None

@@ -27,9 +27,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def logprobs(reference: Reference, prompt: str, tokens: tuple[int, ...]) -> torch.Tensor:
-    asked = reference.tokens(prompt)
-    with torch.no_grad():
-        logits = reference.model(torch.tensor([asked + tokens])).logits[0, len(asked) - 1 : -1]
+    logits = reference.along(reference.tokens(prompt), tokens)
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 

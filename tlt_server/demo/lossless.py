@@ -2,10 +2,12 @@
 
 A sampled continuation is compared with the target's own law, computed exactly by transformers: every continuation of a
 few tokens that is not too rare is enumerated with its probability, the rest is one outcome, and a chi-squared test
-asks whether the counts could have come from that law. Greedy output needs no statistics: it is compared token for
+asks whether the counts could have come from that law. Of whole responses, which nobody could enumerate, it is asked
+whether their tokens are as surprising as the law says. Greedy output needs no statistics: it is compared token for
 token.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -62,6 +64,40 @@ def p_value(observed: Iterable[Tokens], law: Mapping[Tokens, float]) -> float:
     statistic = sum((s - e) ** 2 / e for s, e in zip(seen, expected, strict=True))
     freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def surprise_z(responses: Iterable[tuple[torch.Tensor, Tokens]]) -> float:
+    """By how many standard deviations whole responses are more surprising, all together, than their law expects.
+
+    A token's surprise is -log p. Whatever came before it, the law's entropy is what to expect. So what all tokens
+    exceed this by adds up to zero but for chance, of known variance, wherever responses end: a martingale. A server
+    that keeps drafts which it should have refused shows here, at any position: they are likely ones, and its responses
+    less surprising.
+
+    Args:
+        responses: the logits before each token, [length, vocab], temperature and filters applied; and the tokens.
+
+    Returns:
+        Standard normal if the responses come from the law; infinite where a token is that the law excludes.
+
+    Raises:
+        ValueError: each token was certain, or as likely as all others that are possible.
+    """
+    excess = variance = 0.0
+    for logits, sampled in responses:
+        log_probs = logits.double().log_softmax(-1)
+        probs, surprises = log_probs.exp(), -log_probs.where(log_probs.isfinite(), 0.0)
+        tokens = torch.tensor(sampled, device=logits.device)[:, None]
+        if not probs.gather(1, tokens).all():
+            return math.inf
+        entropies = (probs * surprises).sum(-1, keepdim=True)
+        variance += float((probs * (surprises - entropies) ** 2).sum())
+        excess += float((surprises.gather(1, tokens) - entropies).sum())
+    if variance < 1e-12:  # rounding
+        raise ValueError(
+            "no token could have been more surprising than another, which tells nothing: ask other prompts"
+        )
+    return excess / math.sqrt(variance)
 
 
 def greedy_mismatches(left: Sequence[Tokens], right: Sequence[Tokens]) -> int:

@@ -48,6 +48,13 @@ class Reference:
         rows = torch.tensor(sequences, device=self.model.device)
         return torch.cat([self.model(part, logits_to_keep=1).logits[:, -1].float() for part in rows.split(ROWS)])
 
+    @torch.no_grad()
+    def along(self, prompt: Tokens, response: Tokens) -> torch.Tensor:
+        """The logits before each token of a response: [length, vocab]."""
+        sequence = torch.tensor([(*prompt, *response)], device=self.model.device)
+        logits: torch.Tensor = self.model(sequence, logits_to_keep=len(response) + 1).logits[0, :-1]
+        return logits
+
     def next_probs(self, sequences: Sequence[Tokens]) -> torch.Tensor:
         """The law at temperature 1 of what follows each of n equally long sequences: [n, vocab]."""
         return self.logits(sequences).softmax(-1)

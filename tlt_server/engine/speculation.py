@@ -7,8 +7,10 @@ broadcasts before each step (`Announcer`).
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from random import Random
+from statistics import median
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,6 +29,7 @@ from tlt_server.strategy.selector import Selector
 LEARNED = ("bandit", "paper")
 """Modes in which rank 0 decides by what it has seen."""
 OFF = ArmTable((1,), (None,))
+_TIMED_STEPS = 1000
 
 
 class Speculation:
@@ -45,6 +48,8 @@ class Speculation:
         self._wished = StrategyUpdate("off")
         self._on = worker is not None
         self._last: Arm | None = None
+        self._choosing = self._chosen = 0.0  # seconds: of the newest look at the table; of the step under way
+        self._selecting: deque[float] = deque(maxlen=_TIMED_STEPS)
         if worker is not None:
             self._selector = _selector(worker, largest)
             self._last = worker.all_arms[0]
@@ -63,7 +68,8 @@ class Speculation:
             return schemas.Speculation("off", False, None, None)
         arms = tuple(map(_client_arm, self._worker.all_arms))
         last = None if self._last is None else _client_arm(self._last)
-        mode, report = self._wished.mode, self._selector.report()
+        selecting_us = 1e6 * median(self._selecting) if self._selecting else None
+        mode, report = self._wished.mode, replace(self._selector.report(), selecting_us=selecting_us)
         return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
 
     def wish(self, update: StrategyUpdate) -> None:
@@ -75,6 +81,7 @@ class Speculation:
         assert self._selector is not None
         update = self._settled_for(update)
         self._selector.configure(update)
+        self._selecting.clear()
         self._wished = update
         self._apply("it was asked for")
 
@@ -105,7 +112,9 @@ class Speculation:
         if not self._leads or not self._learns:
             return None
         assert self._selector is not None
+        began = time.perf_counter()
         table = self._selector.table()
+        self._choosing = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
         return None if table == self._worker.table else table
 
     def hear(self, table: ArmTable) -> None:
@@ -123,12 +132,16 @@ class Speculation:
         self._last = arm or self._last
         if self._leads and self._selector is not None:
             count_step(arm)
-            self._selector.launched(arm, batch, cached, time.perf_counter(), behind)
+            now = time.perf_counter()
+            self._selector.launched(arm, batch, cached, now, behind)
+            self._chosen = self._choosing + time.perf_counter() - now
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:
         """A decode step's result is on the CPU: accepted drafts of each request that counts."""
         if self._leads and self._selector is not None:
-            self._selector.settled(batch, accepted, time.perf_counter())
+            now = time.perf_counter()
+            self._selector.settled(batch, accepted, now)
+            self._selecting.append(self._chosen + time.perf_counter() - now)
 
     def interrupted(self) -> None:
         """Something else than a decode step begins: a prefill, an update, a pause."""

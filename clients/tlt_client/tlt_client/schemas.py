@@ -350,6 +350,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: int
     """Results of no known step; likewise."""
     buckets: tuple[BucketReport, ...]
+    selecting_us: float | None = None
+    """Microseconds of a decode step that go to choosing an arm and to learning from the result: median of the last
+    thousand steps with these settings; None before the first, and from an older server."""
 
 
 class Speculation(msgspec.Struct, frozen=True):
