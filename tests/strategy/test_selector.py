@@ -16,6 +16,7 @@ from tests.strategy.kit import BUCKETS, CAPTURED, DEEP, LARGEST, MS, SHALLOW, TR
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import ArmTable, Bucket, Choice
+from tlt_server.strategy.bandit import CALM, Bandit
 from tlt_server.strategy.costs import StepCosts, Timing
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.learned import Learned
@@ -229,6 +230,55 @@ def test_the_table_changes_only_where_a_decision_does() -> None:
     changes = sum(a != b for a, b in pairwise(tables))
     looks = sum(arm != SHALLOW for _, arm, _ in server.pulled)
     assert 0 < changes <= 2 * looks + 2
+
+
+@given(MODES, st.lists(st.sampled_from([1, 3, 4, 12, 64, 0]), max_size=200), st.integers(0, 5))
+def test_results_that_wait_are_not_lost(mode: str, batches: list[int], seed: int) -> None:
+    """Each counts as soon as anyone asks. 0 is a prefill, behind which one step's time does not count; that of a step
+    before which the drafter reads does not count either."""
+    server = Server(selector(seed), Random(seed))
+    server.selector.configure(update(mode))
+    for batch in batches:
+        if batch == 0:
+            server.selector.interrupted()
+        else:
+            server.step(batch)
+    report = server.selector.report()
+    settled = sum(batch > 0 for batch in batches) - (server.waiting is not None)
+    counted = sum(arm.pulls for bucket in report.buckets for arm in bucket.arms)
+    assert (report.lost, report.unmatched) == (0, 0)
+    returns = sum(before is None and arm is not None for (_, before, _), (_, arm, _) in pairwise(server.pulled))
+    assert settled - batches.count(0) - returns - 1 <= counted <= settled
+    assert server.selector.report() == report
+
+
+def test_results_wait_where_nothing_depends_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an arm is well known, they are learned from eight at a time; at first, and in a new bucket, at once."""
+    decided: list[int] = []
+    decide = Bandit.decide
+
+    def counting(self: Bandit, batch: int, cached: int) -> None:
+        decided.append(batch)
+        decide(self, batch, cached)
+
+    monkeypatch.setattr(Bandit, "decide", counting)
+    server = Server(selector(), Random(0))
+    for batch in (3, 64):
+        decided.clear()
+        for _ in range(CALM):
+            server.step(batch)
+        assert len(decided) >= CALM - 2
+        for _ in range(500):
+            server.step(batch)
+        decided.clear()
+        for _ in range(800):
+            server.step(batch)
+        assert 100 <= len(decided) < 400
+    decided.clear()
+    server.selector.weights_changed()
+    for _ in range(CALM):
+        server.step(64)
+    assert len(decided) >= CALM - 1
 
 
 def test_selecting_and_observing_are_quick() -> None:

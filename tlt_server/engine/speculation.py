@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from random import Random
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from msgspec.structs import replace
@@ -68,7 +68,7 @@ class Speculation:
             return schemas.Speculation("off", False, None, None)
         arms = tuple(map(_client_arm, self._worker.all_arms))
         last = None if self._last is None else _client_arm(self._last)
-        selecting_us = 1e6 * median(self._selecting) if self._selecting else None
+        selecting_us = 1e6 * fmean(self._selecting) if self._selecting else None
         mode, report = self._wished.mode, replace(self._selector.report(), selecting_us=selecting_us)
         return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
 

@@ -59,6 +59,11 @@ class Buckets:
         """Which bucket a batch size belongs to."""
         return bisect_right(self.firsts, batch) - 1
 
+    def sizes(self, batch: int) -> range:
+        """All batch sizes of the bucket that this one belongs to."""
+        index = self.index(batch)
+        return range(self.firsts[index], self._lasts[index] + 1)
+
     def last(self, index: int) -> int:
         """A bucket's last batch size."""
         return self._lasts[index]

@@ -31,6 +31,9 @@ is the step behind a look at off, which begins with reading too. A look either w
 between two others with its arm tells what that takes (`Selector._told`); from off so many that three tell, which in a
 row are believed however far off (paces.py), for most of what it costs is the reading, once. Otherwise an arm that
 seemed slow when off came would seem so for ever.
+
+**Results may wait** while a bucket is calm: its arm has long been in force, and no look is under way that takes several
+steps. What one more step tells would hardly change anything then, and to decide takes time too (selector.py).
 """
 
 from math import sqrt
@@ -57,6 +60,9 @@ LEAST = 0.1
 way, and more; and what bounds how often that is done. Raised, it makes looks fewer, and a cold start slower to find
 the best arm."""
 
+CALM = 32
+"""Steps of a bucket since its arm in force last changed, or the weights did."""
+
 _LOOK_AT_OFF, _LOOK_FROM_OFF = 3, LONGEST_LOOK
 """Steps, of which all tell what they take but the first and the last."""
 
@@ -72,6 +78,7 @@ class Bandit:
         self._knowledge, self._reading = knowledge, knowledge.reading
         self._budget = Budget(share)
         self._steps = [0] * len(buckets.all)
+        self._changed = [0] * len(buckets.all)  # the step at which an arm came into force, or other weights
         self._pulled: list[dict[Choice, int]] = [dict.fromkeys(bucket.arms, 0) for bucket in buckets.all]
         lasts = map(buckets.last, range(len(buckets.all)))
         self._in_force = [_best(knowledge.rates(b.arms, last, 0)) for b, last in zip(buckets.all, lasts, strict=True)]
@@ -93,15 +100,26 @@ class Bandit:
             arms[bucket] = arm
         return self._buckets.table(arms)
 
+    def calm(self, batch: int) -> bool:
+        """Whether what comes of the next steps may wait: nothing depends on one of them."""
+        bucket, exploring = self._buckets.index(batch), self._exploring
+        if self._look or (exploring and self._steps_of_look(exploring[1], self._in_force[exploring[0]]) > 1):
+            return False
+        return self._steps[bucket] - self._changed[bucket] >= CALM
+
+    def begins(self) -> None:
+        """A step begins, with what the table said. A look goes on only where that is decided anew."""
+        self._exploring = None
+
     def launched(self, arm: Choice, batch: int, cached: int, behind: int) -> float:
-        """A step begins; `behind`: tokens that the drafter has missed.
+        """A step has begun; `behind`: tokens that the drafter had missed.
 
         Returns:
             Seconds of the budget that are held for it: 0 unless it explores, or reads what a look at off left unread.
         """
         bucket = self._buckets.index(batch)
         in_force, before = self._in_force[bucket], self._look
-        self._exploring, self._look = None, None
+        self._look = None
         self._behind = 0 if arm else behind + batch
         self._steps[bucket] += 1
         self._pulled[bucket][arm] = self._steps[bucket]
@@ -117,7 +135,7 @@ class Bandit:
         return charge
 
     def settled(self, pull: Pull, seconds: float | None, took: float | None) -> None:
-        """A step's result has been learned from: decides what its bucket does next.
+        """A step's result has been learned from: pays for what it explored.
 
         Args:
             seconds: that passed since the result before.
@@ -132,12 +150,33 @@ class Bandit:
             self._returned(pull, seconds)
         elif pull.charged:
             self._explored(pull, took)
-        self._decide(bucket, pull.batch, pull.cached)
+
+    def decide(self, batch: int, cached: int) -> None:
+        """What the bucket of this batch size does next."""
+        bucket = self._buckets.index(batch)
+        rates = self._knowledge.rates(self._buckets.all[bucket].arms, batch, cached)
+        best, before = _best(rates), self._in_force[bucket]
+        margin = max(MARGIN, PATIENCE * self._knowledge.acceptance.doubt(before))
+        if rates[best] > (1 + margin) * rates[before]:
+            self._in_force[bucket] = before = best
+            self._changed[bucket] = self._steps[bucket]
+        self._exploring = None
+        look = self._look
+        if look and look.bucket == bucket and look.arm != before and look.steps < self._steps_of_look(look.arm, before):
+            if self._budget.left >= 0:
+                self._exploring = bucket, look.arm
+        elif rival := self._rival(bucket, rates, before, batch):
+            steps = self._steps_of_look(rival[0], before)
+            lost = steps * self._lost(rival[0], batch, self._knowledge.seconds(rival[0], batch, cached), rates[before])
+            lost += self._reading.seconds(self._behind if rival[0] else steps * batch)
+            if self._budget.affords(lost):
+                self._exploring = bucket, rival[0]
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force: explores with what was laid by for that."""
         self._budget.release()
         self._new_weights = True
+        self._changed = self._steps.copy()
 
     def _returned(self, pull: Pull, seconds: float | None) -> None:
         """From a look at off: pays for reading, at most what that was expected to take.
@@ -160,24 +199,6 @@ class Bandit:
         if FAR * seconds < self._knowledge.seconds(pull.arm, pull.batch, pull.cached):
             # far faster than known: looked at again at once, for it takes a few in a row to be believed
             self._pulled[bucket][pull.arm] = 0
-
-    def _decide(self, bucket: int, batch: int, cached: int) -> None:
-        rates = self._knowledge.rates(self._buckets.all[bucket].arms, batch, cached)
-        best, before = _best(rates), self._in_force[bucket]
-        margin = max(MARGIN, PATIENCE * self._knowledge.acceptance.doubt(before))
-        if rates[best] > (1 + margin) * rates[before]:
-            self._in_force[bucket] = before = best
-        self._exploring = None
-        look = self._look
-        if look and look.bucket == bucket and look.arm != before and look.steps < self._steps_of_look(look.arm, before):
-            if self._budget.left >= 0:
-                self._exploring = bucket, look.arm
-        elif rival := self._rival(bucket, rates, before, batch):
-            steps = self._steps_of_look(rival[0], before)
-            lost = steps * self._lost(rival[0], batch, self._knowledge.seconds(rival[0], batch, cached), rates[before])
-            lost += self._reading.seconds(self._behind if rival[0] else steps * batch)
-            if self._budget.affords(lost):
-                self._exploring = bucket, rival[0]
 
     def _steps_of_look(self, arm: Choice, in_force: Choice) -> int:
         """Of new weights it is in question what is accepted, of which one step tells, and not what a step takes."""

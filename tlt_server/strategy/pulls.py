@@ -55,7 +55,7 @@ class UnderWay:
     def launch(self, pull: Pull) -> None:
         """A step begins."""
         self._pulls.append(pull)
-        while sum(each is not None for each in self._pulls) > UNDER_WAY:
+        while len(self._pulls) - self._pulls.count(None) > UNDER_WAY:
             self._drop()
 
     def interrupt(self) -> None:

@@ -351,7 +351,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Results of no known step; likewise."""
     buckets: tuple[BucketReport, ...]
     selecting_us: float | None = None
-    """Microseconds of a decode step that go to choosing an arm and to learning from the result: median of the last
+    """Microseconds of a decode step that go to choosing an arm and to learning from the result: mean of the last
     thousand steps with these settings; None before the first, and from an older server."""
 
 
