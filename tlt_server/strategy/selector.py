@@ -13,8 +13,8 @@ Other ranks hold a table and nothing else. All modes learn all the time, so that
 known. Pure: the clock's seconds and the random generator are arguments.
 
 Steps are noted, and learned from several at a time where nothing depends on one of them (`_learn`). Between two steps
-the scheduler, torch and the driver have their turn, and what is needed here has left the processor's caches: on an
-H200's host one step by itself takes 110 us, in a row with others a quarter of that.
+the scheduler, torch and the driver have their turn, and what is needed here has left the processor's caches: a step by
+itself takes 90 to 115 us (mode `paper` in benchmarks/results/strategy.h200.json), in a row with others a quarter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
