@@ -94,8 +94,8 @@ def test_responses_that_end_where_they_like_are_no_more_surprising() -> None:
 
 
 @given(st.floats(0.2, 0.5), st.integers(0, 2**32))
-def test_a_draft_that_is_kept_too_often_is_surprising(share: float, seed: int) -> None:
-    """A share of tokens is drawn evenly, whatever the law says."""
+def test_tokens_of_another_law_are_surprising(share: float, seed: int) -> None:
+    """A share of them is drawn evenly, whatever the law says."""
     other = (1 - share) * MATRIX + share / 3
     drawn = draw(60, 500, seed, other)
     assert abs(surprise_z((along(each), each) for each in drawn)) > 5

@@ -18,6 +18,6 @@ def test_a_batch_belongs_to_the_bucket_that_spans_it(arms: list[object], data: s
     assert [batch for span in spans for batch in span] == list(range(1, 257))
     for i, span in enumerate(spans):
         for batch in span:
-            assert buckets.index(batch) == i
+            assert (buckets.index(batch), buckets.sizes(batch)) == (i, span)
             assert table.arm(batch) == arms[i]
     assert table.arm(1000) == arms[-1]

@@ -48,7 +48,7 @@ class Speculation:
         self._wished = StrategyUpdate("off")
         self._on = worker is not None
         self._last: Arm | None = None
-        self._choosing = self._chosen = 0.0  # seconds: of the newest look at the table; of the step under way
+        self._looking = self._choosing = 0.0  # seconds: of the newest look at the table; since the last result, in all
         self._selecting: deque[float] = deque(maxlen=_TIMED_STEPS)
         if worker is not None:
             self._selector = _selector(worker, largest)
@@ -114,7 +114,7 @@ class Speculation:
         assert self._selector is not None
         began = time.perf_counter()
         table = self._selector.table()
-        self._choosing = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
+        self._looking = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
         return None if table == self._worker.table else table
 
     def hear(self, table: ArmTable) -> None:
@@ -134,19 +134,22 @@ class Speculation:
             count_step(arm)
             now = time.perf_counter()
             self._selector.launched(arm, batch, cached, now, behind)
-            self._chosen = self._choosing + time.perf_counter() - now
+            self._choosing += self._looking + time.perf_counter() - now
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:
         """A decode step's result is on the CPU: accepted drafts of each request that counts."""
         if self._leads and self._selector is not None:
             now = time.perf_counter()
             self._selector.settled(batch, accepted, now)
-            self._selecting.append(self._chosen + time.perf_counter() - now)
+            self._selecting.append(self._choosing + time.perf_counter() - now)
+            self._choosing = 0.0
 
     def interrupted(self) -> None:
         """Something else than a decode step begins: a prefill, an update, a pause."""
         if self._leads and self._selector is not None:
+            began = time.perf_counter()
             self._selector.interrupted()
+            self._choosing += time.perf_counter() - began
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force."""
