@@ -95,7 +95,7 @@ def _make_drafter(argv: Sequence[str], kind: DrafterKind, embedded_target: str |
     """The folder of an untrained drafter for the target, in the user's cache; an earlier start may have made it."""
     from tlt_server.drafter.folder import cached
 
-    named = [embedded_target] if embedded_target else _values(argv, "--model-path") + _values(argv, "--model")
+    named = [embedded_target] if embedded_target else _targets(argv)
     if not named:
         raise ConfigError("--drafter auto: name the target by --model-path, not in SGLang's config file")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -110,6 +110,10 @@ def _values(argv: Sequence[str], flag: str) -> list[str]:
     """The words that a flag is given, in either spelling."""
     apart = [after for word, after in pairwise(argv) if word == flag]
     return apart + [word.removeprefix(f"{flag}=") for word in argv if word.startswith(f"{flag}=")]
+
+
+def _targets(argv: Sequence[str]) -> list[str]:
+    return _values(argv, "--model-path") + _values(argv, "--model")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -135,7 +139,7 @@ def parse(argv: Sequence[str]) -> "ServerArgs":
             known = [flag for action in parser._actions for flag in action.option_strings]
             near = difflib.get_close_matches(unknown[0], known, n=1)
             raise ConfigError(f"unknown flag {unknown[0]}" + (f": did you mean {near[0]}?" if near else ""))
-    for name in (*_values(argv, "--model-path"), *_values(argv, "--model")):
+    for name in _targets(argv):
         if name.startswith(("/", "./", "../")) and not Path(name).exists():
             raise ConfigError(f"model {name}: no such folder. Name another one, or a model on the hub")
     try:

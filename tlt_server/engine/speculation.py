@@ -153,9 +153,9 @@ class Speculation:
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force."""
+        self.interrupted()
         if self._leads and self._selector is not None:
             self._selector.weights_changed()
-            self._selector.interrupted()
 
     # -- within --
 

@@ -5,8 +5,8 @@ What is measured is the logarithm of a step's seconds over those expected of its
 **The level** moves all arms of the bucket alike: requests grow long, and timing knew short ones alone; others use the
 machine. Were that taken for the doing of the arm that happens to run, a good arm would be left in hard times, and an
 idle one would be judged by how easy it had it. So it was once: of the time of 64 requests of 512 tokens on an H200,
-0.35 went to chain 5,1,6, where 3,1,4 is faster by 4 %; since then 0.15 (79e2d28, edabbdb). Each batch began short, and
-3,1,4 had last been seen where the one before was long.
+0.35 went to chain 5,1,6, where 3,1,4 is faster by 4 % (at 79e2d28); since then 0.10 (benchmarks/results/
+strategy.h200.json). Each batch began short, and 3,1,4 had last been seen where the one before was long.
 
 **An arm's pace**, beside the others, which stays what it is.
 

@@ -14,7 +14,8 @@ known. Pure: the clock's seconds and the random generator are arguments.
 
 Steps are noted, and learned from several at a time where nothing depends on one of them (`_learn`). Between two steps
 the scheduler, torch and the driver have their turn, and what is needed here has left the processor's caches: a step by
-itself takes 90 to 115 us (mode `paper` in benchmarks/results/strategy.h200.json), in a row with others a quarter.
+itself takes 90 to 115 us (mode `paper` in benchmarks/results/strategy.h200.json); in a row with others a quarter, by
+counts on a CPU host that are not kept.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +63,7 @@ class Selector:
         self._costs, self._captured, self._largest = costs, captured, largest
         self._own, self._random = Buckets(buckets, largest), random
         self._under_way = UnderWay()
-        self._noted: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._newest: Pull | None = None  # that was learned from
+        self._noted: list[tuple[Callable[..., Pull | None], tuple[Any, ...]]] = []
         self._before: Choice = None
         self._over: float | None = None  # seconds that the step before took more than expected
         self._arrange(schemas.StrategyUpdate("bandit"), Knowledge(self._own, costs))
@@ -108,14 +108,13 @@ class Selector:
             now: seconds, once the result is on the CPU.
         """
         self._noted.append((self._settle, (batch, accepted, now)))
-        if len(self._noted) >= NOTED or batch not in self._calm:
+        if len(self._noted) >= NOTED or (self._fixed is None and batch not in self._calm):
             self._learn()
 
     def weights_changed(self) -> None:
         """Another target or drafter is in force: what was accepted before says less. What a step costs stays."""
         self._learn()
-        if self._fixed is None:
-            self._calm = _NONE
+        self._calm = _NONE
         self._knowledge.acceptance.weights_changed()
         self._bandit.weights_changed()
 
@@ -175,23 +174,23 @@ class Selector:
     def _learn(self) -> None:
         """From all that was noted, in its order; then decides."""
         noted, self._noted = self._noted, []
+        newest: Pull | None = None
         for learn, what in noted:
-            learn(*what)
-        if self._settings.mode == "bandit" and self._newest is not None:
-            batch = self._newest.batch
-            self._bandit.decide(batch, self._newest.cached)
-            self._calm = self._buckets.sizes(batch) if self._bandit.calm(batch) else _NONE
-        self._newest = None
+            newest = learn(*what) or newest
+        if self._settings.mode == "bandit" and newest is not None:
+            self._bandit.decide(newest.batch, newest.cached)
+            self._calm = self._buckets.sizes(newest.batch) if self._bandit.calm(newest.batch) else _NONE
 
     def _launch(self, arm: Choice, batch: int, cached: int, now: float, behind: int) -> None:
         charged = self._bandit.launched(arm, batch, cached, behind) if self._settings.mode == "bandit" else 0.0
         self._under_way.launch(Pull(arm, batch, cached, now, charged, behind))
 
-    def _settle(self, batch: int, accepted: Sequence[int], now: float) -> None:
+    def _settle(self, batch: int, accepted: Sequence[int], now: float) -> Pull | None:
+        """The step that was learned from; None where the result is nobody's, or of no request that counts."""
         seen = Accepted.of(accepted)
         found = self._under_way.settle(batch, now, seen.most)
         if found is None or not accepted:
-            return
+            return None
         pull, seconds = found
         own, took = self._told(pull, seconds)
         self._knowledge.observe(pull.arm, batch, pull.cached, seen, own)
@@ -200,7 +199,7 @@ class Selector:
             self._paper.settled(pull.arm, batch, 1 + seen.drafts / seen.requests, seconds)
         if self._settings.mode == "bandit":
             self._bandit.settled(pull, seconds, took)
-        self._newest = pull
+        return pull
 
     def _told(self, pull: Pull, seconds: float | None) -> tuple[float | None, float | None]:
         """What a step's time tells.
@@ -243,8 +242,7 @@ class Selector:
         self._paper = BegMab(self._buckets, self._random, settings.epsilon, settings.window)
         self._bandit = Bandit(self._buckets, self._knowledge, settings.exploration)
         self._fixed: ArmTable | None = None
-        self._calm = _NONE  # batch sizes whose results may wait
+        self._calm = _NONE  # batch sizes whose results may wait; where the arms are fixed, all may
         if settings.mode in ("pinned", "off"):
-            self._calm = range(1, self._largest + 1)
             arm = from_client(settings.pinned) if settings.mode == "pinned" else None
             self._fixed = pinned_table(arm, self._captured)
