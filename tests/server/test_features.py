@@ -189,8 +189,11 @@ def test_a_state_is_of_the_target_that_it_says(crowded: tuple[str, str], tmp_pat
         while not learner.tokens:
             client.generate(PROMPTS[0], SAMPLED)
 
+        drafts = client.status().counters.drafts
+
         def update() -> None:
-            time.sleep(0.5)
+            while client.status().counters.drafts < drafts + 40:  # of some 170
+                time.sleep(0.01)
             trainer.post("/pause_generation", mode="retract").raise_for_status()
             trainer.tensor(tensors_of(targets[1]), weight_version="other").raise_for_status()
             trainer.post("/continue_generation").raise_for_status()
