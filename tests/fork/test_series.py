@@ -30,8 +30,9 @@ def test_the_series_stays_small() -> None:
     lines = [line for patch in SERIES.patches for line in changed_lines(patch)]
     # Verification on all devices took 51; hot reload needs seams in the scheduler, its messages and its weight updater;
     # features need EAGLE-3's final hidden states, which upstream drops in one place and leaves out in two that copy;
-    # switching arms, in the constructor of the draft worker, in graph capture and where requests are broadcast.
-    assert 0 < len(lines) <= 120
+    # switching arms, in the constructor of the draft worker, in graph capture and where requests are broadcast; what
+    # hostile clients can reach, wherever upstream trusts them.
+    assert 0 < len(lines) <= 200
     assert [line for line in lines if len(line) > 100] == []
 
 
