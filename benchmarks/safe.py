@@ -1,0 +1,65 @@
+"""Do responses stay right and the server up, whatever clients and peers send?
+
+    python -m benchmarks.safe --json benchmarks/results/safe.cpu2.json
+
+Hostile requests to all routes, aborts at random steps, hostile messages from peers to a trainer and to a server,
+memory lent and taken back in every order, pickles that carry code, publications without a flush, and a soak of half an
+hour in which everything happens at once. Each part starts the servers that it needs (`benchmarks/safety/`); everything
+is drawn from `--seed`. `--parts` runs some alone.
+"""
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.command import EMBEDDED, Models, main, parser
+from tlt_server.results import Figures, Result
+
+COUNTS: Mapping[str, int] = {
+    "requests": 1500,
+    "routes": 1500,
+    "aborts": 2000,
+    "peers": 50_000,
+    "offload": 14,
+    "gadgets": 24,
+    "prefixes": 30,
+    "soak": 1830,
+}
+"""How many cases of each part; of the soak, seconds."""
+SMOKE: Mapping[str, int] = {part: max(2, count // 60) for part, count in COUNTS.items()} | {"soak": 90}
+
+
+def added(figures: Figures, more: Figures) -> Figures:
+    """Figures of two parts: counts that both have are of both together."""
+    return figures | {name: figures.get(name, 0) + value for name, value in more.items()}
+
+
+def measured(_models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
+    """All figures."""
+    figures: Figures = {"seed": arguments.seed}
+    for part in arguments.parts:
+        measure = importlib.import_module(f"benchmarks.safety.{part}").measure
+        began = time.monotonic()
+        found = measure((SMOKE if arguments.smoke else COUNTS)[part], arguments.seed, logs)
+        figures = added(figures, found | {f"{part}_part_s": time.monotonic() - began})
+    return figures
+
+
+def table(result: Result) -> str:
+    """The figures as a list."""
+    return "\n".join(f"- {name}: {value:,.4g}" for name, value in result.figures.items())
+
+
+def flags() -> argparse.ArgumentParser:
+    found = parser("safe", __doc__, compares=False)
+    found.add_argument("--parts", nargs="+", choices=COUNTS, default=list(COUNTS), help="default: all")
+    found.add_argument("--seed", type=int, default=2026)
+    found.set_defaults(shape=EMBEDDED)
+    return found
+
+
+if __name__ == "__main__":
+    main("safe", __doc__, sys.argv[1:], measured, table, flags())
