@@ -97,9 +97,13 @@ class Judge:
 
     def completion(self, case: Case, body: Answer) -> None:
         """One of /v1/completions, which has no tokens."""
-        text, whole = body["choices"][0]["text"], self.tokenizer.decode(case.whole["output_ids"])
-        if not whole.startswith(text) or body["usage"]["completion_tokens"] > case.params["max_new_tokens"]:
-            logging.warning("no prefix: %s %s", case.params, body)
+        choice, used = body["choices"][0], body["usage"]["completion_tokens"]
+        text, whole = choice["text"], self.tokenizer.decode(case.whole["output_ids"], skip_special_tokens=True)
+        reason, length = case.whole["meta_info"]["finish_reason"]["type"], len(case.whole["output_ids"])
+        ended = (choice["finish_reason"], text, used) == (reason, case.whole["text"], length)
+        cut = choice["finish_reason"] == "abort" and whole.startswith(text) and used < length
+        if not (ended or cut):
+            logging.warning("neither whole nor cut: %s %s", case.params, body)
             self.beyond_end += 1
 
 

@@ -29,6 +29,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "group": ("/generate", {"text": PROMPTS[5], "sampling_params": LONG | {"n": 3}}),
     "completion": ("/v1/completions", OPENAI | {"prompt": PROMPTS[6]}),
     "completions": ("/v1/completions", OPENAI | {"prompt": PROMPTS[6:8], "n": 2, "temperature": 1}),
+    "chat": ("/v1/chat/completions", OPENAI | {"messages": [{"role": "user", "content": "7*8?"}], "logprobs": True}),
     "streamed completion": ("/v1/completions", OPENAI | {"prompt": PROMPTS[7], "stream": True}),
 }
 WITHIN_S = 0.5
@@ -89,7 +90,7 @@ def rollouts(response: httpx.Response) -> list[dict[str, Any]]:
 
 def check_aborted(answers: "list[Future[httpx.Response]]") -> None:
     counts = [len([each for each in rollouts(done.result(60)) if each["reason"] == "abort"]) for done in answers]
-    assert counts == [1, 1, 3, 3, 1, 4, 1]
+    assert counts == [1, 1, 3, 3, 1, 4, 1, 1]
     for answer in rollouts(answers[0].result()) + rollouts(answers[2].result()):
         meta = answer["meta_info"]
         spans = meta.get("weight_versions") or [{"end": 0}]
