@@ -46,6 +46,7 @@ KINDS: list[dict[str, Any]] = [
     {"max_new_tokens": 80, "stop_token_ids": [20, 25], "min_new_tokens": 5},
     {"max_new_tokens": 40, "regex": r"(ab|cd){2,5}[0-9]{3}"},
 ]
+OPENAI = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 Answer = dict[str, Any]
 
 
@@ -206,10 +207,9 @@ class Traffic:
             self._judge.no_rollout(str(answer))
 
     async def _completion(self, rid: str, cases: list[Case]) -> None:
-        """OpenAI's, which knows limits and stop strings."""
-        params = dict(cases[0].params)
-        body = {"model": "default", "prompt": cases[0].prompt, "max_tokens": params.pop("max_new_tokens"), **params}
-        if answer := await self._ask("/v1/completions", body | {"rid": rid}):
+        params = {OPENAI.get(name, name): value for name, value in cases[0].params.items()}
+        body = {"model": "default", "prompt": cases[0].prompt, "rid": rid, **params}
+        if answer := await self._ask("/v1/completions", body):
             self._judge.completion(cases[0], answer)
 
 
