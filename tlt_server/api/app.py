@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
 from tlt_server.api import drafter, strategy, weights
+from tlt_server.api.leaving import Leaving
 from tlt_server.api.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
@@ -29,6 +30,7 @@ def add_routes(app: FastAPI) -> None:
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)
+    app.add_middleware(Leaving)
 
 
 def registry() -> "CollectorRegistry":

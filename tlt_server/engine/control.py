@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
+    AbortReq,
     BatchTokenizedGenerateReqInput,
     ContinueGenerationReqInput,
     FlushCacheReqInput,
@@ -18,6 +19,7 @@ from sglang.srt.managers.io_struct import (
 )
 from tlt_client.schemas import SharedTarget
 
+from tlt_server.engine.aborts import answer_waiting
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.messages import (
@@ -69,6 +71,8 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
         _see(state, recv_req)
         if state.drafter is not None:
             _name_era(state.drafter.cache_era, recv_req)
+        if isinstance(recv_req, AbortReq):
+            answer_waiting(scheduler, recv_req)
         output = scheduler._request_dispatcher(recv_req)
         if isinstance(recv_req, ContinueGenerationReqInput):
             scheduler.weight_updater.memory.continued()

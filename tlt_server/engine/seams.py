@@ -16,6 +16,7 @@ belongs to a server that `tlt-server serve` started.
 
 from typing import Any
 
+from tlt_server.api.aborts import abort_asked, still_wanted, wake_held
 from tlt_server.api.requests import add_counts_to_meta_info, check_request
 from tlt_server.api.versions import add_versions_to_meta_info
 from tlt_server.engine.cpu import (
@@ -30,18 +31,20 @@ from tlt_server.engine.crediting import credit_tokens
 from tlt_server.engine.finals import keeps_last_states
 from tlt_server.engine.graphs import capture_stream
 from tlt_server.engine.verify import (
-    ends_before_limit,
     filter_target_probs,
     forbid_early_stop,
     sample_filtered,
+    settle_end,
 )
 from tlt_server.metrics import count_verified
 
 __all__ = [
+    "abort_asked",
     "add_counts_to_meta_info",
     "add_routes",
     "add_versions_to_meta_info",
     "announcer",
+    "answer_aborted",
     "apply_token_bitmask",
     "capture_stream",
     "check_request",
@@ -53,14 +56,16 @@ __all__ = [
     "draft_extend_backends",
     "draft_worker_class",
     "eagle_worker_class",
-    "ends_before_limit",
     "filter_target_probs",
     "forbid_early_stop",
     "install",
     "keeps_last_states",
     "sample_filtered",
     "send_features",
+    "settle_end",
     "start_method",
+    "still_wanted",
+    "wake_held",
     "weight_updater_class",
 ]
 
@@ -108,6 +113,13 @@ def announcer(scheduler: Any) -> Any:
     from tlt_server.engine.speculation import Announcer
 
     return Announcer(scheduler)
+
+
+def answer_aborted(scheduler: Any, req: Any) -> None:
+    """What an aborted request has, to the client."""
+    from tlt_server.engine.aborts import answer_aborted
+
+    answer_aborted(scheduler, req)
 
 
 def dispatch(scheduler: Any, recv_req: Any) -> Any:

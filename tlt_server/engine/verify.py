@@ -2,10 +2,12 @@
 
 Upstream's verify step (`eagle_sample`) departs from plain decoding in three ways, each mended by one function here:
 it ignores min_p and applies top-k and top-p one after the other (plain decoding applies them jointly), and it judges
-min_new_tokens once for the whole tree by the length at its root. And what a step gives is cut at max_new_tokens, though
-the response ended earlier in it.
+min_new_tokens once for the whole tree by the length at its root. And a step gives several tokens, among which upstream
+does not always find the one that ends the response.
 """
 
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 import torch
@@ -65,19 +67,45 @@ def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[
     apply_min_new_tokens(logits, output_lens, least, table)
 
 
-def ends_before_limit(req: Any, new_tokens: int) -> bool:
-    """Whether a request that has reached its max_new_tokens had ended before: by a stop token, string or pattern.
+def settle_end(req: Any, new_tokens: int) -> None:
+    """Ends a response at the token of a step at which plain decoding ends it, were it aborted or not.
 
-    Plain decoding would have stopped there. (Where the last token allowed is itself a stop token, it says `length`.)
+    Upstream takes an abort before it looks for an end, the limit before what ended the response before it, and a stop
+    string before a stop token in front of it: what the step gave beyond the end is returned then.
 
     Args:
-        req: upstream's, the step's tokens appended; its fields about how it finished are left unset.
+        req: upstream's, the step's tokens appended.
         new_tokens: how many the step gave.
     """
-    ended = req._check_str_based_finish(new_tokens) or req._check_token_based_finish(req.output_ids[-new_tokens:])
-    before = ended and req.finished_len is not None and req.finished_len < req.sampling_params.max_new_tokens
+    abort = req.to_finish
+    if req.finished() or (abort is not None and abort.status_code == HTTPStatus.BAD_REQUEST):
+        req.judge_end(new_tokens)  # a bad request's prompt was replaced: its token is no answer
+        return
+    req.to_finish = None
+    given = req.output_ids[len(req.output_ids) - new_tokens :]
+    req.judge_end(new_tokens)
+    if new_tokens > 1 and (req.finished() or req.sampling_params.stop_regex_strs):  # a pattern may match a part only
+        _judge_one_by_one(req, given)
+    if not req.finished():
+        req.finished_reason = abort
+    elif req.finished_len is not None:
+        req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+
+
+def _judge_one_by_one(req: Any, given: Sequence[int]) -> None:
     req.finished_reason = req.finished_len = None
-    return bool(before)
+    grammar, req.grammar = req.grammar, None  # it has read the whole step, and may end with the last token only
+    del req.output_ids[len(req.output_ids) - len(given) :]
+    for position, token in enumerate(given, start=1):
+        req.output_ids.append(token)
+        if position == len(given):
+            req.grammar = grammar
+        req.judge_end(1)
+        if req.finished():
+            req.finished_len = len(req.output_ids) if req.finished_len is None else req.finished_len
+            req.output_ids.extend(given[position:])
+            break
+    req.grammar = grammar
 
 
 def stop_tokens(req: Any) -> set[int]:

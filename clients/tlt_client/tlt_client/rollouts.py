@@ -65,7 +65,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Natural log of each token's probability under the law that it was sampled from; None unless asked for."""
     finish_reason: FinishReason
     prompt_tokens: int
-    """0 where it was aborted while it waited: the server does not say then."""
+    """0 where it was aborted while it waited, from a server that does not say then, as SGLang's own."""
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens whose KV entries were found in the cache."""

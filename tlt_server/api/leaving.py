@@ -1,0 +1,65 @@
+"""A client that hangs up ends its request at once, whatever it has asked for: one answer, a stream, a batch, a group.
+
+Upstream looks for lost connections every four seconds, and for those of streams two seconds after they ended.
+"""
+
+import asyncio
+from typing import Any
+
+SAMPLING = frozenset(
+    {
+        *("/generate", "/encode", "/classify", "/invocations", "/vertex_generate"),
+        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/generate", "/api/chat"),
+        *("/v1/embeddings", "/v1/classify", "/v1/score", "/v1/rerank", "/v1/audio/transcriptions"),
+    }
+)
+"""The routes that may be cut: upstream's `generate_request` aborts what it had under way. What changes the server must
+come to its end, heard or not."""
+
+
+class Leaving:
+    """ASGI middleware around SGLang's application."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) not in SAMPLING:
+            await self._app(scope, receive, send)
+            return
+        client = Client(receive)
+        answering = asyncio.create_task(self._app(scope, client.receive, send))
+        leaving = asyncio.create_task(client.leave())
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            answering.cancel()
+        await asyncio.wait({answering})
+        if not answering.cancelled():
+            answering.result()
+
+
+class Client:
+    """The one reader of a connection: passes the request's body on, then waits for the connection's end."""
+
+    def __init__(self, receive: Any) -> None:
+        self._receive = receive
+        self._read, self._left = asyncio.Event(), asyncio.Event()
+
+    async def receive(self) -> Any:
+        """As the application receives: the body, then nothing before the client leaves."""
+        if self._read.is_set():
+            await self._left.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if not message.get("more_body"):
+            self._read.set()
+        return message
+
+    async def leave(self) -> None:
+        """Returns when the client has left, or has its answer."""
+        await self._read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left.set()
