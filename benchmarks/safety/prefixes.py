@@ -32,7 +32,7 @@ RUNNING = 3
 FLAGS = ["--max-running-requests", str(RUNNING), "--random-seed", "7"]
 ON_THEIR_WAY = 5
 TOKENS = 24
-LONG = 60
+LONG = 40
 NOISE = 0.1
 """Times each tensor's deviation: enough for another answer to most prompts."""
 

@@ -103,8 +103,10 @@ def test_the_end_of_a_publication_says_what_it_lacks(trainer: Trainer, ends: str
     assert by_name(trainer, "whole") == 200
 
 
-def test_merged_tensors_count_for_their_parts(trainer: Trainer) -> None:
+@pytest.mark.parametrize("config", ["eagle-chain", "two-ranks"])
+def test_merged_tensors_count_for_their_parts(trainer: Trainer, config: str) -> None:
     """As trainers send them that hold them so; of one that is not there, the parts are missing."""
+    ranks = 2 if config == "two-ranks" else 1
     tensors, merged = without(), dict[str, torch.Tensor]()
     for layer in range(4):
         for whole, parts in {"self_attn.qkv_proj": "qkv", "mlp.gate_up_proj": ("gate", "up")}.items():
@@ -114,12 +116,12 @@ def test_merged_tensors_count_for_their_parts(trainer: Trainer) -> None:
     before = trainer.checksums()
     trainer.post("/begin_weight_update").raise_for_status()
     for part in (tensors, merged):
-        trainer.tensor(part, flush_cache=False).raise_for_status()
+        trainer.tensor([part] * ranks, flush_cache=False).raise_for_status()
     assert trainer.post("/end_weight_update").status_code == 200
     assert trainer.checksums() == before
     del merged["model.layers.1.self_attn.qkv_proj.weight"]
     trainer.post("/begin_weight_update").raise_for_status()
-    trainer.tensor(tensors | merged, flush_cache=False).raise_for_status()
+    trainer.tensor([tensors | merged] * ranks, flush_cache=False).raise_for_status()
     answer = trainer.post("/end_weight_update")
     assert answer.status_code == 400
     assert all(f"model.layers.1.self_attn.{part}_proj" in answer.json()["message"] for part in "qkv")
