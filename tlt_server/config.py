@@ -182,6 +182,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: False serves without a drafter whatever `drafter` says.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
+    allow_partial: whether a publication may leave tensors of the target as they are; one of a session may as the
+        session says.
     trainer: the drafter trainer to follow; None: drafters come over HTTP alone.
     features: what it is sent to learn from.
     watchdog: what it does about a drafter that is plainly worse than the one before.
@@ -196,6 +198,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph_memory_gb: float | None = None
     speculation: bool = True
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    allow_partial: bool = False
     trainer: Trainer | None = None
     features: Features = Features()
     watchdog: Watchfulness = Watchfulness.ARMED

@@ -30,7 +30,7 @@ class Trainer:
     def __init__(self, url: str, ranks: int = 1, device: str = "cpu") -> None:
         mend_torchvision()  # SGLang imports it
         self.http = httpx.Client(base_url=url, timeout=60, limits=KEPT)
-        self._ranks, self._device = ranks, device
+        self.ranks, self._device = ranks, device
         self._group: Any = None
 
     def post(self, route: str, **fields: Any) -> httpx.Response:
@@ -49,7 +49,7 @@ class Trainer:
 
     def tensor(self, tensors: Tensors | Sequence[Tensors], **fields: Any) -> httpx.Response:
         """One payload for each rank."""
-        payloads = [tensors] * self._ranks if isinstance(tensors, dict) else tensors
+        payloads = [tensors] * self.ranks if isinstance(tensors, dict) else tensors
         serialized = [_serialized(list(each.items())) for each in payloads]
         return self.post("/update_weights_from_tensor", serialized_named_tensors=serialized, **fields)
 
@@ -85,7 +85,7 @@ class Trainer:
     def _join(self) -> None:
         from sglang.srt.utils import init_custom_process_group
 
-        port, world = free_port(), 1 + self._ranks
+        port, world = free_port(), 1 + self.ranks
         backend = "gloo" if self._device == "cpu" else "nccl"
         place = {"master_address": "127.0.0.1", "master_port": str(port), "rank_offset": 1, "world_size": world}
         if backend == "nccl":

@@ -15,6 +15,8 @@ def app() -> FastAPI:
 
 READ = {
     "/metrics",
+    "/get_weight_version",
+    "/weight_version",
     "/tlt/v1/status",
     "/tlt/v1/events",
     "/tlt/v1/drafter",

@@ -30,6 +30,12 @@ def test_no_version_is_in_force_while_it_is_published() -> None:
         assert "a publication is under way" in str(conflict(needs, [TargetVersion(6, "step 6", partial=True)]))
 
 
+def test_an_incomplete_target_is_none_that_has_a_name() -> None:
+    lacks = TargetVersion(6, "step 6", partial=False, missing=("lm_head.weight",))
+    for needs in ({WEIGHT_VERSION: "step 6"}, {TARGET_VERSION: "6"}):
+        assert "lacks lm_head.weight" in str(conflict(needs, [IN_FORCE, lacks]))
+
+
 def test_every_replica_must_have_it() -> None:
     behind = TargetVersion(5, "step 5", partial=False)
     assert conflict({TARGET_VERSION: "6"}, [IN_FORCE, IN_FORCE]) is None

@@ -52,6 +52,9 @@ class Contents:
     def flip_back(self) -> None:
         self.live = self.previous
 
+    def reset(self) -> None:
+        self.live = "random"
+
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Any]:

@@ -1,14 +1,15 @@
 """One publication is one version, however its trainer sends it."""
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.engine.publications import Publications, Published
-from tlt_server.errors import OutOfTurn
+from tlt_server.engine.publications import Publications, Published, require_whole
+from tlt_server.errors import OutOfTurn, TargetIncomplete
 
 SILENCE = 2.0
 
@@ -19,14 +20,21 @@ class Story:
 
     now: float = 0.0
     events: list[Published] = field(default_factory=list)
+    whole: str = ""
+    partial: bool = False
 
     def __post_init__(self) -> None:
-        self.target = Publications("default", SILENCE, lambda: self.now, self.events.append)
+        self.target = Publications("default", SILENCE, lambda: self.now, self.events.append, self.gaps, self.partial)
+
+    def gaps(self, names: AbstractSet[str]) -> list[str]:
+        return [name for name in self.whole if name not in names]
 
     def tell(self, *words: str) -> "Story":
         for word in words:
             action, _, name = word.partition(":")
-            if action in ("wrote", "refused"):
+            if action in ("sent", "torn"):
+                self.target.wrote(None, set(name), torn=action == "torn")
+            elif action in ("wrote", "refused"):
                 getattr(self.target, action)(name or None)
             elif hasattr(self.target, action):
                 getattr(self.target, action)(*([name] if name else []))
@@ -127,3 +135,52 @@ def test_whatever_a_trainer_does(words: list[str]) -> None:
     told(story, ["end", "continued", "3"], lambda word: None)
     assert not story.target.partial
     assert sum(event.calls for event in story.events) == writes
+
+
+WHOLE = {
+    "all in a call": ("sent:abc flushed", ""),
+    "all in parts": ("paused sent:a sent:b refused sent:c continued", ""),
+    "a part is missing": ("paused sent:a sent:c continued", "b"),
+    "by silence": ("sent:b 2", "ac"),
+    "a call that was refused and sent again": ("begin refused sent:bc sent:a end", ""),
+    "a call that failed": ("begin sent:abc torn:b end", "b"),
+    "a call that failed and was sent again": ("begin torn:ab sent:ab sent:c end", ""),
+    "two parts of two publications": ("sent:ab flushed sent:c flushed", "ab"),
+    "a whole one heals": ("sent:a flushed sent:abc flushed", ""),
+    "a part by leave": ("begin_partial sent:a end", ""),
+    "a part by leave, after a gap": ("sent:a flushed begin_partial sent:b end", "c"),
+    "leave ends with its session": ("begin_partial sent:a end sent:a flushed", "bc"),
+    "leave does not cover a failure": ("begin_partial torn:a end", "abc"),
+    "a reset": ("sent:abc flushed reset", "abc"),
+    "a reset within": ("begin sent:ab reset sent:c end", "ab"),
+    "a loader of the user's own": ("paused wrote continued", ""),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_target_is_whole_once_all_of_it_was_sent(name: str) -> None:
+    words, missing = WHOLE[name]
+    story = Story(whole="abc")
+    for word in words.split():
+        if word == "begin_partial":
+            story.target.begin(allow_partial=True)
+        else:
+            story.tell(word)
+    assert "".join(story.target.missing) == missing
+
+
+def test_what_ends_a_publication_says_what_it_lacks() -> None:
+    story = Story(whole="abc").tell("begin", "sent:a")
+    assert story.target.end() == ("b", "c")
+    story.tell("paused")
+    assert story.target.continued() == ()  # nothing was written meanwhile
+    story.tell("paused", "sent:ab")
+    assert story.target.continued() == ("c",)
+    assert [event.missing for event in story.events] == [("b", "c"), ("c",)]
+    with pytest.raises(TargetIncomplete, match=r"lacks a, b, c \(and 2 more\)"):
+        require_whole("abcde")
+
+
+def test_a_server_may_be_told_that_parts_are_meant() -> None:
+    story = Story(whole="abc", partial=True).tell("sent:a", "flushed")
+    assert (story.target.missing, story.target.may_be_partial) == ((), True)

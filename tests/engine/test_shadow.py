@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from tlt_server.engine.shadow import DryRun, shadow_of
+from tlt_server.engine.shadow import DryRun, Region, covers, shadow_of
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -65,3 +67,26 @@ def test_a_dry_run_knows_what_would_be_written() -> None:
     assert dry.takes("layers.1.weight", torch.ones(2, 2))
     assert not dry.takes("layers.2.weight", torch.ones(2, 2))
     assert not model.layers[1].weight.any()
+
+
+def test_many_in_one_load_are_told_apart() -> None:
+    dry = DryRun(Model())
+    names = ["layers.0.weight", "nowhere", "layers.1.weight"]
+    alone = {name: dry.takes(name, torch.ones(2, 2)) for name in names}
+    assert dry.each_takes({name: torch.ones(2, 2, device="meta") for name in names}) == alone
+    assert [bool(alone[name]) for name in names] == [True, False, True]
+    assert dry.parameter("layers.0.weight") == alone["layers.0.weight"]
+    assert not dry.parameter("nowhere")
+
+
+SPANS = st.tuples(st.integers(0, 20), st.integers(1, 8)).map(lambda span: (span[0], span[0] + span[1]))
+
+
+@given(st.lists(SPANS, max_size=6), SPANS)
+def test_a_place_is_covered_where_each_of_its_elements_is(
+    written: list[tuple[int, int]], wanted: tuple[int, int]
+) -> None:
+    filled = {element for begin, end in written for element in range(begin, end)}
+    regions = {Region(7, begin, end, dense=True) for begin, end in written}
+    assert covers(regions, {Region(7, *wanted, dense=True)}) == (set(range(*wanted)) <= filled)
+    assert not covers({Region(8, 0, 99, dense=True), Region(7, 0, 99, dense=False)}, {Region(7, *wanted, dense=True)})

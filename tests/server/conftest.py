@@ -43,6 +43,7 @@ SWITCHING = {
 CONFIGS: dict[str, list[str]] = {
     **DRAFTING,
     "plain": ["--no-speculation"],
+    "plain-workers": ["--no-speculation", "--tokenizer-worker-num", "2"],
     **SWITCHING,
     "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
     "two-replicas": ["--dp-size", "2", "--tokenizer-worker-num", "2"],

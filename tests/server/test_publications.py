@@ -164,13 +164,15 @@ def test_a_run_without_a_pause_ends_by_silence(trainer: Trainer) -> None:
 
 
 def test_a_refused_call_is_told_of(trainer: Trainer) -> None:
-    """The others of its publication are in force, so the version is a new one, and says what it lacks."""
+    """The others of its publication are in force, so the version is a new one, and no success."""
     published = Publications(trainer)
     trainer.post("/begin_weight_update").raise_for_status()
     good, bad = buckets(tensors_of(TARGET), 2)
     assert trainer.tensor(bad | {"unheard.of": next(iter(bad.values()))}, flush_cache=False).status_code == 400
     trainer.tensor(good, flush_cache=False).raise_for_status()
-    trainer.post("/end_weight_update").raise_for_status()
+    ended = trainer.post("/end_weight_update")
+    assert (ended.status_code, ended.json()["success"]) == (400, False)
+    assert any(name in ended.json()["message"] for name in bad)
     detail = published.one()
     assert (detail["calls"], detail["refused"]) == (1, 1)
 

@@ -15,6 +15,7 @@ from tlt_client.wire import TARGET_VERSION, WEIGHT_VERSION
 
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.engine.messages import Answer, ReadVersions
+from tlt_server.errors import listed
 
 _HEADERS = {name.lower().encode(): name for name in (WEIGHT_VERSION, TARGET_VERSION)}
 
@@ -64,6 +65,8 @@ def conflict(needs: dict[str, str], targets: Iterable[TargetVersion]) -> str | N
         in_force = f"{target.weight_version!r} is, target_version {target.version}"
         if target.partial:
             return f"a publication is under way: before it, {in_force}"
+        if target.missing:
+            return f"the target lacks {listed(target.missing)}: publish the whole of it again. {in_force}"
         if needs.get(WEIGHT_VERSION, target.weight_version) != target.weight_version:
             return f"weight_version {needs[WEIGHT_VERSION]!r} is not in force: {in_force}"
         if int(needs.get(TARGET_VERSION, target.version)) != target.version:

@@ -3,19 +3,32 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, HTTPException, Request, Response
 from sglang.srt.managers.io_struct import (
     ContinueGenerationReqInput,
     PauseGenerationReqInput,
+    UpdateWeightFromDiskReqInput,
     UpdateWeightVersionReqInput,
 )
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import TargetShare
 
 from tlt_server.api.scheduler import as_json, ask, body, tell, tokenizer_manager
-from tlt_server.engine.messages import Begin, End, Name, Pausing, ReadEvents, Release, Resume, Share
+from tlt_server.engine.messages import (
+    Begin,
+    Continuing,
+    End,
+    Name,
+    Pausing,
+    ReadEvents,
+    ReadVersions,
+    Release,
+    Resume,
+    Share,
+)
 
 router = APIRouter()
 
@@ -24,6 +37,25 @@ IDLE_S = 0.2
 SHARING_S = 60.0
 """How long writing may take before its caller is told that it is not over."""
 PAUSE_S = 0.01
+
+_switching = asyncio.Lock()
+_reading = asyncio.Lock()
+
+
+def disk_updates() -> asyncio.Lock:
+    """Held by the one update from disk that this process waits for: their answers carry no name."""
+    return _reading
+
+
+async def _in_turn(calling: Coroutine[Any, Any, Any], turn: AbstractAsyncContextManager[Any]) -> Any:
+    """What a call of upstream's answers. It goes on to its end if its caller goes away: else its answer would be taken
+    for the next one's, or end the server."""
+
+    async def in_turn() -> Any:
+        async with turn:
+            return await calling
+
+    return await asyncio.shield(asyncio.ensure_future(in_turn()))
 
 
 async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Response:
@@ -39,19 +71,23 @@ async def _as_upstream(asking: Coroutine[Any, Any, Any], message: str) -> Respon
 
 @router.post("/begin_weight_update")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def begin_weight_update(selector: Annotated[str | None, Body(embed=True)] = None) -> Response:
-    """Opens a publication of the target that `/end_weight_update` closes."""
-    return await _as_upstream(ask(Begin(selector)), "A weight update is open.")
+async def begin_weight_update(
+    selector: Annotated[str | None, Body(embed=True)] = None,
+    allow_partial: Annotated[bool, Body(embed=True, strict=True)] = False,
+) -> Response:
+    """Opens a publication of the target that `/end_weight_update` closes. One that may be partial leaves in force what
+    it does not carry."""
+    return await _as_upstream(ask(Begin(selector, allow_partial)), "A weight update is open.")
 
 
 @router.post("/end_weight_update")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def end_weight_update() -> Response:
-    """Closes it: the target's version grows, if anything was written."""
+    """Closes it: the target's version grows, if anything was written. 400 where that was not the whole target."""
     return await _as_upstream(ask(End()), "The weight update is complete.")
 
 
-# Five routes of upstream's with the same answers: registered before SGLang's own, they take their place.
+# Routes of upstream's with the same answers: registered before SGLang's own, they take their place.
 
 
 @router.post("/pause_generation")
@@ -64,17 +100,38 @@ async def pause_generation(obj: Annotated[PauseGenerationReqInput, Body()], requ
     tokenizer_manager().auto_create_handle_loop()
     if obj.mode == "abort":
         tell(Pausing())
-    return await http_server.pause_generation(obj, request)
+    return await _in_turn(http_server.pause_generation(obj, request), _switching)
 
 
 @router.post("/continue_generation")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def continue_generation(obj: Annotated[ContinueGenerationReqInput, Body()], request: Request) -> Any:
-    """Here too a tokenizer worker that was asked nothing yet would wait for ever."""
+    """Here too a tokenizer worker that was asked nothing yet would wait for ever. 400 where what was written since the
+    pause was not the whole target: generation continues with it."""
     from sglang.srt.entrypoints import http_server
 
     tokenizer_manager().auto_create_handle_loop()
-    return await http_server.continue_generation(obj, request)
+    ended = await _as_upstream(ask(Continuing()), "")
+    answer = await _in_turn(http_server.continue_generation(obj, request), _switching)
+    return answer if ended.status_code == 200 else ended
+
+
+@router.post("/update_weights_from_disk")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def update_weights_from_disk(obj: Annotated[UpdateWeightFromDiskReqInput, Body()], request: Request) -> Any:
+    """The answer to one whose caller has gone would end the server."""
+    from sglang.srt.entrypoints import http_server
+
+    return await _in_turn(http_server.update_weights_from_disk(obj, request), nullcontext())
+
+
+@router.get("/get_weight_version")
+@router.get("/weight_version")
+async def get_weight_version() -> Response:
+    """Upstream's refuses, where trainers still ask. What it was called before it did, and is again in SGLang 0.5.23."""
+    answers = await ask(ReadVersions())
+    assert answers[0].versions is not None
+    return as_json({"weight_version": answers[0].versions.target.weight_version})
 
 
 @router.post("/update_weight_version")

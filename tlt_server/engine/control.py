@@ -5,13 +5,11 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import (
     AbortReq,
-    BatchTokenizedGenerateReqInput,
     ContinueGenerationReqInput,
     FlushCacheReqInput,
     PauseGenerationReqInput,
     TltReqInput,
     TltReqOutput,
-    TokenizedGenerateReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightsFromDistributedReqInput,
     UpdateWeightsFromIPCReqInput,
@@ -22,12 +20,14 @@ from tlt_client.schemas import SharedTarget
 from tlt_server.engine.aborts import answer_waiting
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
+from tlt_server.engine.eras import renaming_waiting
 from tlt_server.engine.messages import (
     Announce,
     Answer,
     Ask,
     Begin,
     Commit,
+    Continuing,
     End,
     Freeze,
     HearTrainer,
@@ -35,6 +35,7 @@ from tlt_server.engine.messages import (
     Name,
     OfDrafter,
     Offer,
+    OfWeights,
     Pausing,
     ReadEvents,
     ReadLearned,
@@ -48,6 +49,7 @@ from tlt_server.engine.messages import (
     pack,
     unpack_ask,
 )
+from tlt_server.engine.publications import require_whole
 from tlt_server.engine.sharing import Sharing
 from tlt_server.engine.speculation import Speculation
 from tlt_server.errors import ConfigError, OutOfTurn, UpdateRefused
@@ -64,13 +66,11 @@ UPDATES = (
 
 def dispatch(scheduler: Any, recv_req: Any) -> Any:
     """Handles one message of a scheduler's; returns what is to be sent back, or None."""
-    with stamping_launched(scheduler):
+    with stamping_launched(scheduler), renaming_waiting(scheduler):
         if isinstance(recv_req, TltReqInput):
             return _answered(scheduler, recv_req)
         state = scheduler.weight_updater.state
         _see(state, recv_req)
-        if state.drafter is not None:
-            _name_era(state.drafter.cache_era, recv_req)
         if isinstance(recv_req, AbortReq):
             answer_waiting(scheduler, recv_req)
         output = scheduler._request_dispatcher(recv_req)
@@ -82,13 +82,6 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
             state.drafter.watchdog.published()
         return output
-
-
-def _name_era(era: int, recv_req: Any) -> None:
-    """Requests share a cached prefix only with those of their own era, by SGLang's namespaces of the cache."""
-    if era and isinstance(recv_req, TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput):
-        for each in recv_req if isinstance(recv_req, BatchTokenizedGenerateReqInput) else [recv_req]:
-            each.extra_key = f"{each.extra_key or ''}|drafter era {era}"
 
 
 def _see(state: Any, recv_req: Any) -> None:
@@ -129,20 +122,10 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
     state = router.state
     state.publications.tick()
     match ask:
-        case Begin(selector):
-            router.begin(selector)
-        case End():
-            router.end()
-        case Name(weight_version):
-            state.publications.named(weight_version)
         case ReadVersions() | Pausing() | Announce():
             pass
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
-        case Release(tags):
-            _lend(router, tags)
-        case Resume(tags):
-            router.memory.take_back(tags)
         case HearTrainer(trainer):
             state.hear_trainer(trainer)
         case ReadLearned():
@@ -154,6 +137,8 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case Share(path):
             router.memory.require_weights()
             return Answer(shared=_shared(scheduler, path))
+        case Begin() | End() | Continuing() | Name() | Release() | Resume():
+            _publish(router, ask)
         case _:
             _steer(router, ask)
     return Answer(
@@ -162,6 +147,23 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         trainer=state.trainer,
         devices=state.devices,
     )
+
+
+def _publish(router: Any, ask: OfWeights) -> None:
+    publications = router.state.publications
+    match ask:
+        case Begin(selector, allow_partial):
+            router.begin(selector, allow_partial=allow_partial)
+        case End():
+            router.end()
+        case Continuing():
+            require_whole(publications.continued())
+        case Name(weight_version):
+            publications.named(weight_version)
+        case Release(tags):
+            _lend(router, tags)
+        case Resume(tags):
+            router.memory.take_back(tags)
 
 
 def _choose(speculation: Speculation, ask: Wish | Learn) -> None:

@@ -152,6 +152,12 @@ class Drafter:
         self.watchdog.rolled_back(trusted=self.live.version == self._trusted)
         self._began()
 
+    def reset(self) -> None:
+        """Random values take its place, under its number: for who checks that an update brings all of it back."""
+        with self._between_steps():
+            self._weights.reset()
+        self.cache_era += 1
+
     def freeze(self, frozen: bool) -> None:
         """Holds all updates back, or lets them in again. A rollback is no update."""
         if frozen != self._frozen:

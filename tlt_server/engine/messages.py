@@ -14,9 +14,14 @@ from tlt_server.strategy.learned import Learned
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """A session of weight updates begins. `selector` is for its calls that have none."""
+    """A session of weight updates begins.
+
+    selector: for its calls that have none.
+    allow_partial: what it does not carry stays in force.
+    """
 
     selector: str | None = None
+    allow_partial: bool = False
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -25,6 +30,10 @@ class End(msgspec.Struct, frozen=True, tag="end"):
 
 class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
     """Generation is being paused by aborting all, of which upstream does not tell the scheduler. Never answered."""
+
+
+class Continuing(msgspec.Struct, frozen=True, tag="continuing"):
+    """Generation is about to continue: was what was written meanwhile the whole target?"""
 
 
 class Name(msgspec.Struct, frozen=True, tag="name"):
@@ -121,7 +130,7 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
 
 
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
-OfWeights = Begin | End | Pausing | Name | Release | Resume
+OfWeights = Begin | End | Pausing | Continuing | Name | Release | Resume
 Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | Announce | HearTrainer | Share
 
 

@@ -6,16 +6,28 @@ Trainers send a target in dozens of calls, and few say where it ends. One public
 - else what is written while generation is paused, until it continues,
 - else a run of calls with one `weight_version`, which a flush of the cache, another `weight_version` or a silence ends.
 
+One that ends before every tensor of the target was sent is incomplete, and the target lacks the others until a whole
+one has ended. Where a part is allowed, what it leaves out stays as it was.
+
 The version grows once for each, when it ends. Tokens sampled before that are of the version to come, and partial. Pure:
 the clock is an argument. Every rank keeps one, of which rank 0's is shown: a silence may end a moment apart on others.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 import msgspec
 
-from tlt_server.errors import OutOfTurn
+from tlt_server.errors import OutOfTurn, TargetIncomplete, listed
+
+Gaps = Callable[[AbstractSet[str]], Sequence[str]]
+"""Names of the target's tensors that are missing where these were sent."""
+
+
+def no_gaps(_names: AbstractSet[str]) -> Sequence[str]:
+    """Where nobody knows what the target is made of."""
+    return ()
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -27,6 +39,7 @@ class Published(msgspec.Struct, frozen=True):
     refused: calls that wrote nothing; the publication lacks what they carried.
     torn: whether a call failed while it was writing.
     seconds: from the first write to the last.
+    missing: names of what the target lacks since.
     """
 
     version: int
@@ -35,11 +48,16 @@ class Published(msgspec.Struct, frozen=True):
     refused: int
     torn: bool
     seconds: float
+    missing: tuple[str, ...] = ()
 
 
 @dataclass
 class _Open:
-    """A publication under way; nothing is written yet while `calls` is 0."""
+    """A publication under way; nothing is written yet while `calls` is 0.
+
+    names: of the tensors that were written, as far as they were not spoilt since.
+    unnamed: whether a call's are not known.
+    """
 
     began: float
     last: float
@@ -47,6 +65,8 @@ class _Open:
     refused: int = 0
     torn: bool = False
     weight_version: str | None = None
+    names: set[str] = field(default_factory=set)
+    unnamed: bool = False
 
 
 @dataclass
@@ -57,16 +77,23 @@ class Publications:
     silence_s: without a write, after which a run of calls has ended.
     clock: monotonic seconds.
     on_published: told of each publication when it ends.
+    gaps: what it lacks.
+    allow_partial: whether it may; a session says so for itself.
+    missing: what the target in force lacks.
     """
 
     weight_version: str
     silence_s: float
     clock: Callable[[], float]
     on_published: Callable[[Published], None]
+    gaps: Gaps = no_gaps
+    allow_partial: bool = False
+    missing: tuple[str, ...] = ()
     version: int = 0
     _open: _Open | None = None
     _paused: bool = False
     _session: bool = False
+    _partial_session: bool = False
 
     @property
     def partial(self) -> bool:
@@ -80,16 +107,31 @@ class Publications:
             return self.weight_version, self.version
         return self._open.weight_version or self.weight_version, self.version + 1
 
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether a publication that goes on or begins now may leave tensors out."""
+        return self.allow_partial or self._partial_session
+
     # -- what trainers do --
 
-    def wrote(self, weight_version: str | None, *, torn: bool = False) -> None:
-        """A call has changed weights; `torn` where it failed on the way."""
+    def wrote(self, weight_version: str | None, names: AbstractSet[str] | None = None, *, torn: bool = False) -> None:
+        """A call has changed weights.
+
+        Args:
+            names: of the tensors that it carried; None where nobody knows: then the publication counts as whole.
+            torn: whether it failed on the way.
+        """
         publication = self._joined(weight_version)
         publication.last = self.clock()
         if not publication.calls:
             publication.began = publication.last
         publication.calls += 1
         publication.torn |= torn
+        publication.unnamed |= names is None
+        if torn:
+            publication.names -= names or set()
+        else:
+            publication.names |= names or set()
 
     def refused(self, weight_version: str | None) -> None:
         """A call was refused, and has changed nothing."""
@@ -103,7 +145,13 @@ class Publications:
         else:
             self.weight_version = weight_version
 
-    def begin(self) -> None:
+    def reset(self) -> None:
+        """The weights in force are no target's any more."""
+        self.missing = tuple(self.gaps(frozenset()))
+        if self._open:
+            self._open.names.clear()
+
+    def begin(self, *, allow_partial: bool = False) -> None:
         """A session begins; what was under way has ended.
 
         Raises:
@@ -112,31 +160,32 @@ class Publications:
         if self._session:
             raise OutOfTurn("a weight update is open already: POST /end_weight_update ends it")
         self._close()
-        self._session = True
+        self._session, self._partial_session = True, allow_partial
 
-    def end(self) -> None:
-        """The session ends.
+    def end(self) -> tuple[str, ...]:
+        """The session ends. Returns what its publication lacks.
 
         Raises:
             OutOfTurn: there is none.
         """
         if not self._session:
             raise OutOfTurn("no weight update is open: POST /begin_weight_update opens one")
-        self._session = False
-        self._close()
+        missing = self._close()
+        self._session = self._partial_session = False
+        return missing
 
     def paused(self) -> None:
         self.tick()
         self._paused = True
 
-    def continued(self) -> None:
+    def continued(self) -> tuple[str, ...]:
+        """Returns what the publication lacks that this ends."""
         self._paused = False
-        if not self._session:
-            self._close()
+        return () if self._session else self._close()
 
-    def flushed(self) -> None:
-        if not self._held:
-            self._close()
+    def flushed(self) -> tuple[str, ...]:
+        """Returns what the publication lacks that this ends."""
+        return () if self._held else self._close()
 
     def tick(self) -> None:
         """Lets time pass: a run of calls ends by silence."""
@@ -161,13 +210,37 @@ class Publications:
         self._open.weight_version = weight_version or self._open.weight_version
         return self._open
 
-    def _close(self) -> None:
+    def _lacking(self, ended: _Open) -> tuple[str, ...]:
+        """What the target lacks with this publication. A part leaves whole what is whole, unless a call failed."""
+        missing = () if ended.unnamed else tuple(self.gaps(ended.names))
+        if self.may_be_partial and not ended.torn:
+            return tuple(name for name in missing if name in self.missing)
+        return missing
+
+    def _close(self) -> tuple[str, ...]:
+        """Ends what is under way; returns what the target lacks by it."""
         ended, self._open = self._open, None
         if ended is None or not ended.calls:
-            return
+            return ()
+        self.missing = self._lacking(ended)
         self.version += 1
         self.weight_version = ended.weight_version or self.weight_version
         seconds = ended.last - ended.began
         self.on_published(
-            Published(self.version, ended.weight_version, ended.calls, ended.refused, ended.torn, seconds)
+            Published(self.version, ended.weight_version, ended.calls, ended.refused, ended.torn, seconds, self.missing)
         )
+        return self.missing
+
+
+def incomplete(missing: Sequence[str]) -> str:
+    """What a trainer is told."""
+    return (
+        f"the target is incomplete: its publication lacks {listed(missing)}. Send the whole target again; "
+        "what is to be a part is sent in a session begun with allow_partial"
+    )
+
+
+def require_whole(missing: Sequence[str]) -> None:
+    """Raises TargetIncomplete where a publication that has ended lacks something."""
+    if missing:
+        raise TargetIncomplete(incomplete(missing))

@@ -6,9 +6,11 @@ or where it should flush its cache while a request is running, and remembers a p
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
+    CheckWeightsReqOutput,
     DestroyWeightsUpdateGroupReqOutput,
     InitWeightsUpdateGroupReqOutput,
     ReleaseMemoryOccupationReqOutput,
@@ -22,8 +24,11 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
 
 from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
+from tlt_server.engine.checking import check_weights
 from tlt_server.engine.flush import flush_under_load
 from tlt_server.engine.memory import Lending
+from tlt_server.engine.publications import incomplete, no_gaps, require_whole
+from tlt_server.engine.ranks import lowest
 from tlt_server.engine.schema import start_schema
 from tlt_server.engine.state import state_of
 from tlt_server.errors import UpdateRefused
@@ -48,7 +53,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         fit = TargetFit(runner.model, start_schema(runner)) if fits else None
         self._admission = Admission(runner.model, fit, self.tp_cpu_group)
         self._session_selector: str | None = None
-        self.state = state_of(self.scheduler)
+        self.state = state_of(self.scheduler, fit.gaps if fit else no_gaps)
         self.memory = Lending(
             self,
             getattr(self.draft_worker, "weights", None),
@@ -57,16 +62,21 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             super().resume_memory_occupation,
         )
 
-    def begin(self, selector: str | None) -> None:
+    def begin(self, selector: str | None, *, allow_partial: bool = False) -> None:
         """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
         _check_selector(selector)
-        self.state.publications.begin()
+        self.state.publications.begin(allow_partial=allow_partial)
         self._session_selector = selector
 
     def end(self) -> None:
-        """Closes the session."""
-        self.state.publications.end()
+        """Closes the session.
+
+        Raises:
+            TargetIncomplete: its publication has ended, and lacks something.
+        """
+        missing = self.state.publications.end()
         self._session_selector = None
+        require_whole(missing)
 
     # -- upstream's routes --
 
@@ -117,21 +127,35 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         self.memory.take_back(recv_req.tags)
         return True, ""
 
+    def check_weights(self, recv_req: Any) -> CheckWeightsReqOutput:
+        try:
+            return check_weights(self, recv_req)
+        except UpdateRefused as refused:
+            return CheckWeightsReqOutput(success=False, message=str(refused))
+
+    def reset(self) -> None:
+        """What is in force is about to be no target any more."""
+        self._await_running_step()
+        self.state.target_era += 1
+        self.state.publications.reset()
+
     # -- one update --
 
     def _update(self, route: str, recv_req: Any, load: Load) -> Outcome:
         """Makes one update on all ranks, or on none."""
         config = self.tp_worker.model_runner.model_config
         path = config.model_path
-        with self._observe_weight_load(route), self._admission.update() as update:
+        whole = route == "disk" and not self.state.publications.may_be_partial
+        with self._observe_weight_load(route), self._admission.update(whole=whole) as update:
             self._await_running_step()
             success, message = self._attempt(update, recv_req, load)
-            self._note(recv_req.weight_version, success=success, wrote=update.wrote)
+            self._note(recv_req.weight_version, update, success=success)
             if not success:
                 config.model_path = path
             elif recv_req.flush_cache:
-                flushed, why = _answered(self._flush, recv_req)
-                success, message = flushed, message if flushed else f"Written, but the cache is not flushed: {why}"
+                flushed, said = _answered(self._flush, recv_req)
+                success = flushed
+                message = f"{message} {said}".strip() if flushed else f"Written, but the cache is not flushed: {said}"
             if not success:
                 logger.error("weight update by %s: %s", route, message)
         if self.tp_worker.ps.tp_rank == 0:
@@ -162,16 +186,18 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
         return load_selected
 
-    def _note(self, weight_version: str | None, *, success: bool, wrote: bool) -> None:
-        if success or wrote:
-            self.state.publications.wrote(weight_version, torn=not success)
-        else:
+    def _note(self, weight_version: str | None, update: Update, *, success: bool) -> None:
+        if not success and lowest(self.tp_cpu_group, not update.wrote):
             self.state.publications.refused(weight_version)
+            return
+        self.state.target_era += 1
+        names = update.names if update.wrote else None  # a loader of the user's own went past us
+        self.state.publications.wrote(weight_version, names, torn=not success)
 
     def _flush(self, recv_req: Any) -> Outcome:
-        self.state.publications.flushed()
+        missing = self.state.publications.flushed()
         flush_under_load(self.scheduler, empty_cache=recv_req.torch_empty_cache)
-        return True, ""
+        return True, f"But {incomplete(missing)}." if missing else ""
 
     def _load_tensors(self, recv_req: Any) -> Outcome:
         """As upstream's worker does, with the tensors in hand before the first is written."""
@@ -180,9 +206,11 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         if recv_req.load_format == "direct":
             whole = [(name, _unwrapped(tensor, self.tp_worker.ps.tp_rank)) for name, tensor in tensors]
             tensors = self._admission.admit(whole, direct_misfit(runner.model))
-        outcome: Outcome = runner.weight_updater.update_weights_from_tensor(
-            named_tensors=tensors, load_format=recv_req.load_format
-        )
+        direct = self._admission.writing() if recv_req.load_format == "direct" else nullcontext()
+        with direct:
+            outcome: Outcome = runner.weight_updater.update_weights_from_tensor(
+                named_tensors=tensors, load_format=recv_req.load_format
+            )
         return outcome
 
     def _await_running_step(self) -> None:

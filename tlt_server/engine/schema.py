@@ -39,6 +39,22 @@ class Spec(NamedTuple):
 Schema = Mapping[str, Spec]
 
 
+def not_finite(tensors: Iterable[NamedTensor], dtype: torch.dtype | None = None) -> list[str]:
+    """The names of those that hold NaN or infinity, once they are cast to `dtype`.
+
+    By the extremes, of which NaN would be one: that takes one pass over memory, no more of it, and one wait for the
+    device.
+    """
+    floats = [(name, tensor) for name, tensor in tensors if tensor.dtype in FLOATS and tensor.numel()]
+    found = []
+    for device in {tensor.device for _, tensor in floats}:
+        here = [(name, tensor) for name, tensor in floats if tensor.device == device]
+        extremes = [torch.stack(torch.aminmax(tensor)).to(dtype or tensor.dtype).float() for _, tensor in here]
+        finite = torch.isfinite(torch.stack(extremes)).all(1).tolist()
+        found += [name for (name, _), fine in zip(here, finite, strict=True) if not fine]
+    return found
+
+
 def schema_of(tensors: Iterable[NamedTensor]) -> Schema:
     return {name: Spec.of(tensor) for name, tensor in tensors}
 

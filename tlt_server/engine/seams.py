@@ -28,6 +28,7 @@ from tlt_server.engine.cpu import (
     start_method,
 )
 from tlt_server.engine.crediting import credit_tokens
+from tlt_server.engine.eras import name_era
 from tlt_server.engine.finals import keeps_last_states
 from tlt_server.engine.graphs import capture_stream
 from tlt_server.engine.verify import (
@@ -51,6 +52,7 @@ __all__ = [
     "count_verified",
     "create_attention_backend",
     "credit_tokens",
+    "disk_updates",
     "dispatch",
     "draft_backends",
     "draft_extend_backends",
@@ -60,6 +62,7 @@ __all__ = [
     "forbid_early_stop",
     "install",
     "keeps_last_states",
+    "name_era",
     "sample_filtered",
     "send_features",
     "settle_end",
@@ -78,6 +81,13 @@ def add_routes(app: Any) -> None:
     from tlt_server.api.app import add_routes
 
     add_routes(app)
+
+
+def disk_updates() -> Any:
+    """A turn among the updates from disk, in the process that serves HTTP."""
+    from tlt_server.api.weights import disk_updates
+
+    return disk_updates()
 
 
 def weight_updater_class() -> type:

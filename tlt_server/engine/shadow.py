@@ -1,8 +1,9 @@
 """A model's structure with other parameters in it: to load into, without touching the model that serves."""
 
 import copy
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -43,13 +44,47 @@ def shadow_of(model: M, tensor_for: Callable[[nn.Parameter], torch.Tensor]) -> M
     return shadow
 
 
-class _Writes(TorchDispatchMode):
-    """Counts the tensors that are written while it is in force."""
+class Region(NamedTuple):
+    """Elements of a parameter, as they lie in memory: [begin, end) of its storage, and whether it is all of them."""
 
-    count: int = 0
+    storage: int
+    begin: int
+    end: int
+    dense: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Region":
+        begin = tensor.storage_offset()
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return cls(tensor.untyped_storage()._cdata, begin, begin + span, span == tensor.numel())
+
+
+def covers(written: AbstractSet[Region], wanted: AbstractSet[Region]) -> bool:
+    """Whether all that is wanted was written, in whatever parts."""
+    return all(region in written or _is_within(region, written) for region in wanted)
+
+
+def _is_within(region: Region, written: AbstractSet[Region]) -> bool:
+    reached = region.begin
+    for part in sorted(part for part in written if part.dense and part.storage == region.storage):
+        if part.begin > reached:
+            return False
+        reached = max(reached, part.end)
+        if reached >= region.end:
+            return True
+    return False
+
+
+class _Writes(TorchDispatchMode):
+    """Notes what is written while it is in force."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.regions: set[Region] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Tensor, torch.ops.aten.fill_.Scalar)
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Tensor, torch.ops.aten.fill_.Scalar):
+            self.regions.add(Region.of(args[0]))
         return func(*args, **(kwargs or {}))
 
 
@@ -59,8 +94,34 @@ class DryRun:
     def __init__(self, model: Any) -> None:
         self._shadow = shadow_of(model, lambda parameter: torch.empty_like(parameter, device="meta"))
 
-    def takes(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the tensor would go into a parameter. Raises whatever loading it would raise."""
+    def takes(self, name: str, tensor: torch.Tensor) -> set[Region]:
+        """What the tensor would be written to. Raises whatever loading it would raise."""
         with torch.no_grad(), _Writes() as writes:
             self._shadow.load_weights([(name, tensor)])
-        return bool(writes.count)
+        found: set[Region] = writes.regions
+        return found
+
+    def each_takes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, set[Region]]:
+        """As `takes`, of many in one load, which costs a model of many parameters far less.
+
+        Raises:
+            RuntimeError: the model's loading code does not take one after the other.
+        """
+        found: dict[str, set[Region]] = {}
+        with torch.no_grad(), _Writes() as writes:
+
+            def one_by_one() -> Iterator[tuple[str, torch.Tensor]]:
+                for name, tensor in tensors.items():
+                    writes.regions = found[name] = set()
+                    yield name, tensor
+                writes.regions = set()
+
+            self._shadow.load_weights(one_by_one())
+        if writes.regions:
+            raise RuntimeError("tensors were loaded after all of them were read")
+        return found
+
+    def parameter(self, name: str) -> set[Region]:
+        """All of a parameter, by its own name."""
+        found = dict(self._shadow.named_parameters()).get(name)
+        return set() if found is None else {Region.of(found)}

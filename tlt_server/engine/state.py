@@ -15,12 +15,13 @@ from tlt_server.config import Arm, ServerConfig
 from tlt_server.devices import identity
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
-from tlt_server.engine.publications import Publications, Published
+from tlt_server.engine.publications import Gaps, Publications, Published
 from tlt_server.engine.ranks import gathered
 from tlt_server.engine.sharing import Sharing, sharing_of
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.steplog import StepLog
 from tlt_server.engine.watchdogs import Watchdogs
+from tlt_server.errors import listed
 from tlt_server.metrics import show_event, show_staleness, show_watch
 
 
@@ -36,13 +37,19 @@ class Stamp(NamedTuple):
     drafter_version: int | None
 
 
+SHOWN_NAMES = 10
+"""Of tensors that are missing."""
 SHOWN_EVERY = 64
 """Steps between two looks of the metrics at what the watchdog sees: a gauge costs more than a step has to spare."""
 
 
 @dataclass
 class EngineState:
-    """Versions and events, beside the models that they speak of. devices: of all ranks, the same on each."""
+    """Versions and events, beside the models that they speak of.
+
+    devices: of all ranks, the same on each.
+    target_era: counts the calls that wrote to the target.
+    """
 
     publications: Publications
     events: EventLog
@@ -52,6 +59,7 @@ class EngineState:
     devices: list[str]
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
+    target_era: int = 0
     _settled: int = 0
 
     @property
@@ -60,11 +68,18 @@ class EngineState:
         drafter = None if self.drafter is None else self.drafter.live.version
         return Stamp(weight_version, version, self.publications.partial, drafter)
 
+    @property
+    def era(self) -> str:
+        """Of the prefix cache (engine/eras.py): alike on all ranks; empty for the first one."""
+        eras = {"drafter era": self.drafter.cache_era if self.drafter else 0, "target era": self.target_era}
+        return " ".join(f"{name} {count}" for name, count in eras.items() if count)
+
     def versions(self) -> Versions:
         """What is in force, as our routes show it."""
         target = self.publications
         drafter = None if self.drafter is None else self.drafter.describe()
-        return Versions(TargetVersion(target.version, target.weight_version, target.partial), drafter)
+        missing = tuple(target.missing[:SHOWN_NAMES])
+        return Versions(TargetVersion(target.version, target.weight_version, target.partial, missing), drafter)
 
     def hear_trainer(self, trainer: DrafterTrainer) -> None:
         """Takes what the link says of the drafter trainer, and notes what is new in it."""
@@ -108,8 +123,12 @@ class EngineState:
             show_watch(watch.accept_length, watch.baseline, self.speculation.on)
 
 
-def state_of(scheduler: Any) -> EngineState:
-    """The state of upstream's `Scheduler`, its models loaded."""
+def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
+    """The state of upstream's `Scheduler`, its models loaded.
+
+    Args:
+        gaps: what a publication of the target lacks.
+    """
     events = EventLog(scheduler.ps.dp_rank or 0)
     config = ServerConfig.from_environment()
     publications = Publications(
@@ -117,6 +136,8 @@ def state_of(scheduler: Any) -> EngineState:
         config.publication_silence_s,
         time.monotonic,
         lambda published: _note(events, published),
+        gaps,
+        allow_partial=config.allow_partial,
     )
     worker = scheduler.draft_worker if hasattr(scheduler.draft_worker, "all_arms") else None
     speculation = Speculation(worker, scheduler.max_running_requests, events, leads=scheduler.ps.tp_rank == 0)
@@ -146,6 +167,14 @@ def _note(events: EventLog, published: Published) -> None:
         torn=published.torn,
         seconds=round(published.seconds, 6),
     )
+    if published.missing:
+        events.add(
+            "target_incomplete",
+            version=published.version,
+            weight_version=published.weight_version,
+            missing=len(published.missing),
+            names=listed(published.missing),
+        )
 
 
 def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config: ServerConfig) -> Drafter | None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tlt_server.engine.schema import Schema, Spec, start_schema
+from tlt_server.engine.schema import Schema, Spec, not_finite, start_schema
 from tlt_server.engine.shadow import shadow_of
 from tlt_server.engine.tensorfile import Buffer, TensorFile
 from tlt_server.engine.upload import Upload
-from tlt_server.errors import UpdateRefused
+from tlt_server.errors import UpdateRefused, listed
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -70,9 +70,9 @@ class DrafterWeights:
             )
             owned = [(p.data, s.data) for p, s in _pairs(runner.model, self._shadow) if not s.is_meta]
             self._live, self._staged = [live for live, _ in owned], [staged for _, staged in owned]
-            if self._hot is not None:
-                self._live.append(self._hot)
-                self._staged.append(self._hot.clone())
+            others = [*_persistent_buffers(runner.model), *([] if self._hot is None else [self._hot])]
+            self._live += others
+            self._staged += [other.clone() for other in others]
             self._previous = [torch.empty_like(live) for live in self._live]
         device = self._live[0].device
         self._upload = Upload(device)
@@ -152,8 +152,7 @@ class DrafterWeights:
             elif expected is not None and (why := expected.misfit(Spec.of(tensor))):
                 wrong.append(f"{name}: {why}")
         if wrong:
-            more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-            raise UpdateRefused("; ".join(wrong[:3]) + more)
+            raise UpdateRefused(listed(wrong, between="; "))
 
     def _required(self, schema: Schema) -> list[str]:
         return [name for name in schema if not self._is_left_out(name)]
@@ -171,12 +170,8 @@ class DrafterWeights:
         return tokens
 
     def _check_finite(self) -> None:
-        """After the cast to the drafter's dtype. By the extremes, of which NaN would be one: that takes one pass over
-        memory, no more of it, and one wait for the device."""
-        owned = [(name, p) for name, p in self._shadow.named_parameters() if not p.is_meta]
-        extremes = torch.stack([torch.stack(torch.aminmax(p)).float() for _, p in owned])
-        finite = torch.isfinite(extremes).all(1).tolist()
-        if wrong := [name for (name, _), fine in zip(owned, finite, strict=True) if not fine]:
+        """After the cast to the drafter's dtype."""
+        if wrong := not_finite((name, p) for name, p in self._shadow.named_parameters() if not p.is_meta):
             raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
 
     # -- between two steps --
@@ -192,6 +187,13 @@ class DrafterWeights:
     def flip_back(self) -> None:
         """Puts the previous weights in force."""
         torch._foreach_copy_(self._live, self._previous)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Puts random values in force, as upstream's check of weights does; not in the map of tokens."""
+        for live in self._live:
+            if live.is_floating_point():
+                live.uniform_()
 
 
 def _lent_with_weights(runner: Any) -> AbstractContextManager[Any]:
@@ -221,6 +223,16 @@ def _file_size(schema: Schema) -> int:
 
 def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:
     return list(zip(model.parameters(), shadow.parameters(), strict=True))
+
+
+def _persistent_buffers(model: Any) -> list[torch.Tensor]:
+    """Those that are state as parameters are: what is not in a file, an update puts back as it was at start."""
+    return [
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
 
 
 def _names_of_shared(model: Any, shared: set[int]) -> set[str]:

@@ -48,7 +48,7 @@ class Counters(msgspec.Struct, frozen=True):
     """Accepted tokens by depth in the draft, from the first; they add up to `accepted_tokens`."""
 
 
-class TargetVersion(msgspec.Struct, frozen=True):
+class TargetVersion(msgspec.Struct, frozen=True, omit_defaults=True):
     """The target in force."""
 
     version: int
@@ -57,6 +57,8 @@ class TargetVersion(msgspec.Struct, frozen=True):
     """The trainer's own name for it."""
     partial: bool
     """Whether a publication is under way: what is sampled now is from neither the old target nor the new one."""
+    missing: tuple[str, ...] = ()
+    """The first ten tensors that the last publication lacked; left out where it was whole."""
 
 
 class DrafterVersion(msgspec.Struct, frozen=True):
@@ -176,9 +178,9 @@ class Event(msgspec.Struct, frozen=True):
     time: float
     """Seconds since 1970."""
     kind: str
-    """`target_published`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`; `memory_released`,
-    `_resumed`; `trainer_connected`, `_lost`; of the watchdog: `drafter_kept`, `accept_length_collapsed`,
-    `speculation_off`, `speculation_on`, `watchdog_set`; later versions have others."""
+    """`target_published`, `_incomplete`; `drafter_swapped`, `_refused`, `_rolled_back`, `_frozen`, `_unfrozen`;
+    `memory_released`, `_resumed`; `trainer_connected`, `_lost`; of the watchdog: `drafter_kept`,
+    `accept_length_collapsed`, `speculation_off`, `speculation_on`, `watchdog_set`; later versions have others."""
     replica: int
     """Of data parallelism; 0 without it."""
     detail: dict[str, str | int | float | bool | None]

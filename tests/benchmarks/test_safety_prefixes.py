@@ -1,0 +1,9 @@
+"""Publications in place, without a flush: nobody reads what other weights have left in the cache."""
+
+from pathlib import Path
+
+from benchmarks.safety.prefixes import measure
+
+
+def test_no_request_reads_prefixes_of_weights_that_are_gone(tmp_path: Path) -> None:
+    assert measure(4, 3, tmp_path) == {"prefix_publications": 4, "stale_prefixes": 0}
