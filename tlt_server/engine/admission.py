@@ -82,6 +82,8 @@ class Admission:
     def _load_admitted(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
         if self._update is None:
             return self._load(weights, *args, **kwargs)
+        if self._update.objection is not None:
+            self._update.vote(self._update.objection)
         if self._fit is not None:
             weights = self.admit(weights, self._fit.misfit)
         with self._update.writing():
@@ -99,6 +101,8 @@ class Update:
         self._group = group
         self.refusal: str | None = None
         """Why no rank goes on; None while all do."""
+        self.objection: str | None = None
+        """Why it will be refused, alike on all ranks, once it was received: its sender waits until it is."""
         self.wrote = False
         """Whether this rank has begun to write."""
         self._failed = False

@@ -4,9 +4,11 @@ import logging
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
+    AbortReq,
     BatchTokenizedGenerateReqInput,
     ContinueGenerationReqInput,
     FlushCacheReqInput,
+    FlushCacheReqOutput,
     PauseGenerationReqInput,
     TltReqInput,
     TltReqOutput,
@@ -20,6 +22,7 @@ from tlt_client.schemas import SharedTarget
 
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
+from tlt_server.engine.held import flush_under_load, queue_what_ends
 from tlt_server.engine.messages import (
     Announce,
     Answer,
@@ -69,15 +72,28 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
         _see(state, recv_req)
         if state.drafter is not None:
             _name_era(state.drafter.cache_era, recv_req)
-        output = scheduler._request_dispatcher(recv_req)
-        if isinstance(recv_req, ContinueGenerationReqInput):
-            scheduler.weight_updater.memory.continued()
+        output = _passed_on(scheduler, recv_req)
         if isinstance(recv_req, UPDATES):
             state.speculation.interrupted()
         if isinstance(recv_req, UPDATES) and output.success and state.drafter is not None:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
             state.drafter.watchdog.published()
         return output
+
+
+def _passed_on(scheduler: Any, recv_req: Any) -> Any:
+    """To SGLang; a scheduler that is held is idle only once its requests are put aside, which upstream waits for."""
+    if scheduler._engine_paused and isinstance(recv_req, FlushCacheReqInput):
+        flush_under_load(scheduler, empty_cache=True)
+        return FlushCacheReqOutput(success=True)
+    if scheduler._engine_paused and isinstance(recv_req, AbortReq):
+        queue_what_ends(scheduler, recv_req)
+    output = scheduler._request_dispatcher(recv_req)
+    if isinstance(recv_req, PauseGenerationReqInput):
+        scheduler.weight_updater.memory.paused()
+    elif isinstance(recv_req, ContinueGenerationReqInput):
+        scheduler.weight_updater.memory.continued()
+    return output
 
 
 def _name_era(era: int, recv_req: Any) -> None:
@@ -157,6 +173,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         speculation=state.speculation.describe(),
         trainer=state.trainer,
         devices=state.devices,
+        held=scheduler._engine_paused,
     )
 
 

@@ -133,6 +133,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     invalid: whether it was refused for settings that cannot be.
     failure: what went wrong on our side, where it did.
     devices: of all ranks of the replica.
+    held: whether no step runs until generation continues or memory comes back.
     """
 
     refusal: str | None = None
@@ -146,6 +147,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     learned: Learned | None = None
     shared: SharedTarget | None = None
     devices: list[str] = []
+    held: bool = False
 
 
 def pack(message: Ask | Answer) -> bytes:

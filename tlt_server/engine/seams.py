@@ -61,6 +61,7 @@ __all__ = [
     "sample_filtered",
     "send_features",
     "start_method",
+    "update_lock",
     "weight_updater_class",
 ]
 
@@ -73,6 +74,13 @@ def add_routes(app: Any) -> None:
     from tlt_server.api.app import add_routes
 
     add_routes(app)
+
+
+def update_lock() -> Any:
+    """What an update of the target waits for, in the process that serves HTTP."""
+    from tlt_server.api.held import UpdateLock
+
+    return UpdateLock()
 
 
 def weight_updater_class() -> type:
