@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+import pytest
 import torch
 from torch import nn
 
 from tlt_server.engine.shadow import DryRun, shadow_of
+from tlt_server.errors import UpdateRefused
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -65,3 +67,18 @@ def test_a_dry_run_knows_what_would_be_written() -> None:
     assert dry.takes("layers.1.weight", torch.ones(2, 2))
     assert not dry.takes("layers.2.weight", torch.ones(2, 2))
     assert not model.layers[1].weight.any()
+
+
+class Odd(nn.Module):
+    """Of a class that nobody can copy."""
+
+    def __copy__(self) -> "Odd":
+        raise TypeError("there is one of me")
+
+
+def test_a_model_without_a_shadow_is_not_tried(caplog: pytest.LogCaptureFixture) -> None:
+    """It may serve all the same."""
+    tried = DryRun(Odd())
+    assert "Odd cannot be tried: there is one of me" in caplog.text
+    with pytest.raises(UpdateRefused, match="there is one of me"):
+        tried.takes("weight", torch.ones(1))

@@ -1,12 +1,17 @@
 """A model's structure with other parameters in it: to load into, without touching the model that serves."""
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tlt_server.errors import UpdateRefused
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -54,13 +59,23 @@ class _Writes(TorchDispatchMode):
 
 
 class DryRun:
-    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory."""
+    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory.
+
+    A model of which none can be made serves as well.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._shadow = shadow_of(model, lambda parameter: torch.empty_like(parameter, device="meta"))
+        self._shadow, self._why = None, ""
+        try:
+            self._shadow = shadow_of(model, lambda parameter: torch.empty_like(parameter, device="meta"))
+        except Exception as error:  # noqa: BLE001 - a class of upstream's, of which nothing is known
+            self._why = f"{type(model).__name__} cannot be tried: {str(error) or type(error).__name__}"
+            logger.warning("%s. Updates may hold the names of the start checkpoint only", self._why)
 
     def takes(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether the tensor would go into a parameter. Raises whatever loading it would raise."""
+        if self._shadow is None:
+            raise UpdateRefused(self._why)
         with torch.no_grad(), _Writes() as writes:
             self._shadow.load_weights([(name, tensor)])
         return bool(writes.count)
