@@ -14,6 +14,8 @@ def app() -> FastAPI:
 
 
 READ = {
+    "/health",
+    "/health_generate",
     "/metrics",
     "/tlt/v1/status",
     "/tlt/v1/events",

@@ -32,11 +32,13 @@ from tlt_server.engine.messages import (
     End,
     Freeze,
     HearTrainer,
+    Hold,
     Learn,
     Name,
     OfDrafter,
     Offer,
     Pausing,
+    Probe,
     ReadEvents,
     ReadLearned,
     ReadVersions,
@@ -125,6 +127,9 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
         if isinstance(ask, Announce):
             scheduler.weight_updater.state.speculation.hear(ask.table)
             return None
+        if isinstance(ask, Probe):
+            _drafter(scheduler.weight_updater.state).probe(ask.why)
+            return None
         answer = _answer(scheduler, ask)
     except UpdateRefused as refused:
         answer = Answer(refusal=str(refused), out_of_turn=isinstance(refused, OutOfTurn))
@@ -147,12 +152,12 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             router.end()
         case Name(weight_version):
             state.publications.named(weight_version)
-        case ReadVersions() | Pausing() | Announce():
+        case ReadVersions() | Pausing() | Announce() | Probe():
             pass
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
-        case Release(tags):
-            _lend(router, tags)
+        case Hold() | Release():
+            _lend(router, ask)
         case Resume(tags):
             router.memory.take_back(tags)
         case HearTrainer(trainer):
@@ -201,10 +206,13 @@ def _steer(router: Any, ask: OfDrafter) -> None:
             drafter.set_watchdog(mode)
 
 
-def _lend(router: Any, tags: list[str] | None) -> None:
+def _lend(router: Any, ask: Hold | Release) -> None:
+    if isinstance(ask, Hold):
+        router.memory.promise(ask.on)
+        return
     if router.state.sharing is not None:
         router.state.sharing.wait()  # it reads what may be lent
-    router.memory.lend(tags)
+    router.memory.lend(ask.tags)
 
 
 def _shared(scheduler: Any, path: str) -> SharedTarget | None:

@@ -50,8 +50,19 @@ class Lending:
     ) -> None:
         self._router, self._drafter, self._events = router, drafter, events
         self._release, self._resume = release, resume
-        self._paused = False
+        self._paused = self._promised = False
         self._graphs_lent = bool(envs.SGLANG_MEMORY_SAVER_CUDA_GRAPH.get())
+
+    def promise(self, on: bool) -> None:
+        """Lets no step run until memory is lent, or takes that back. A collective.
+
+        Raises:
+            OutOfTurn: a request is running or waiting, and generation is not paused.
+        """
+        if on:
+            self._require_rest()
+        self._promised = on
+        self._hold()
 
     def lend(self, tags: Sequence[str] | None) -> None:
         """Gives memory of these tags back to the card, all if there are none. A collective.
@@ -63,15 +74,11 @@ class Lending:
         wanted = [tag for tag in _checked(tags) if tag not in self._router.offload_tags]
         if not wanted:
             return
-        scheduler = self._router.scheduler
-        rests = scheduler._engine_paused or self._router.is_fully_idle()
-        busy = None if rests else "requests are running or waiting: pause generation, abort them, or let them end"
-        if found := objections(self._router.tp_cpu_group, busy):
-            raise OutOfTurn("; ".join(found))
+        self._require_rest()
         if GPU_MEMORY_TYPE_WEIGHTS in wanted and self._drafter is not None:
             self._drafter.hold_staging()
         free = _free_bytes()
-        with set_aside(scheduler):
+        with set_aside(self._router.scheduler):
             self._release(ReleaseMemoryOccupationReqInput(tags=wanted))
         self._hold()
         self._events.add("memory_released", tags=" ".join(wanted), freed_bytes=_free_bytes() - free)
@@ -105,10 +112,16 @@ class Lending:
         self._paused = False
         self._hold()
 
+    def _require_rest(self) -> None:
+        rests = self._router.scheduler._engine_paused or self._router.is_fully_idle()
+        busy = None if rests else "requests are running or waiting: pause generation, abort them, or let them end"
+        if found := objections(self._router.tp_cpu_group, busy):
+            raise OutOfTurn("; ".join(found))
+
     def _hold(self) -> None:
         """Lets steps run, or none."""
         lent = self._router.offload_tags - (set() if self._graphs_lent else {GPU_MEMORY_TYPE_CUDA_GRAPH})
-        self._router.scheduler._engine_paused = self._paused or bool(lent)
+        self._router.scheduler._engine_paused = self._paused or self._promised or bool(lent)
 
     @property
     def has_weights(self) -> bool:

@@ -90,10 +90,22 @@ class Announce(msgspec.Struct, frozen=True, tag="announce"):
     table: ArmTable
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Try speculation again that the watchdog has turned off, from rank 0. Never answered."""
+
+    why: str
+
+
 class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
     """How the link to the drafter trainer stands."""
 
     trainer: DrafterTrainer
+
+
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Run no step until memory is released, or this is taken back: all replicas lend, or none does."""
+
+    on: bool
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
@@ -121,8 +133,9 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
 
 
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
-OfWeights = Begin | End | Pausing | Name | Release | Resume
-Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | Announce | HearTrainer | Share
+OfWeights = Begin | End | Pausing | Name | Hold | Release | Resume
+OfRankZero = Announce | Probe
+Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | OfRankZero | HearTrainer | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
