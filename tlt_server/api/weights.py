@@ -96,17 +96,17 @@ async def release_memory_occupation(tags: Annotated[list[str] | None, Body(embed
     should refuse. All replicas lend, or none. 409: requests are running or waiting, and generation is not paused."""
     until = time.monotonic() + IDLE_S
     try:
-        while not await _all_hold(last=time.monotonic() > until):
+        while not await _all_hold(tags, last=time.monotonic() > until):
             await asyncio.sleep(IDLE_S / 20)
         await ask(Release(tags))
     finally:
         await ask(Hold(False))
 
 
-async def _all_hold(*, last: bool) -> bool:
+async def _all_hold(tags: list[str] | None, *, last: bool) -> bool:
     """Whether no replica runs a step any more; raises why, the `last` time."""
     try:
-        await ask(Hold(True))
+        await ask(Hold(True, tags))
     except HTTPException as refused:
         if refused.status_code != 409 or last:
             raise

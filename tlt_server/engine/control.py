@@ -208,7 +208,7 @@ def _steer(router: Any, ask: OfDrafter) -> None:
 
 def _lend(router: Any, ask: Hold | Release) -> None:
     if isinstance(ask, Hold):
-        router.memory.promise(ask.on)
+        router.memory.promise(ask.tags, on=ask.on)
         return
     if router.state.sharing is not None:
         router.state.sharing.wait()  # it reads what may be lent

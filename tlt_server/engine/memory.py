@@ -53,13 +53,14 @@ class Lending:
         self._paused = self._promised = False
         self._graphs_lent = bool(envs.SGLANG_MEMORY_SAVER_CUDA_GRAPH.get())
 
-    def promise(self, on: bool) -> None:
-        """Lets no step run until memory is lent, or takes that back. A collective.
+    def promise(self, tags: Sequence[str] | None, *, on: bool) -> None:
+        """Lets no step run until memory of these tags is lent, or takes that back. A collective.
 
         Raises:
+            UpdateRefused: a tag that does not exist.
             OutOfTurn: a request is running or waiting, and generation is not paused.
         """
-        if on:
+        if on and self._not_lent(tags):
             self._require_rest()
         self._promised = on
         self._hold()
@@ -71,7 +72,7 @@ class Lending:
             UpdateRefused: a tag that does not exist.
             OutOfTurn: a request is running or waiting, and generation is not paused.
         """
-        wanted = [tag for tag in _checked(tags) if tag not in self._router.offload_tags]
+        wanted = self._not_lent(tags)
         if not wanted:
             return
         self._require_rest()
@@ -111,6 +112,9 @@ class Lending:
         """Generation is to go on: when all is back, if it is not now."""
         self._paused = False
         self._hold()
+
+    def _not_lent(self, tags: Sequence[str] | None) -> list[str]:
+        return [tag for tag in _checked(tags) if tag not in self._router.offload_tags]
 
     def _require_rest(self) -> None:
         rests = self._router.scheduler._engine_paused or self._router.is_fully_idle()

@@ -103,9 +103,10 @@ class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
 
 
 class Hold(msgspec.Struct, frozen=True, tag="hold"):
-    """Run no step until memory is released, or this is taken back: all replicas lend, or none does."""
+    """Run no step until memory of these tags is released, or this is taken back: all replicas lend, or none does."""
 
     on: bool
+    tags: list[str] | None = None
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
