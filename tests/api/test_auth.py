@@ -14,6 +14,8 @@ def app() -> FastAPI:
 
 
 READ = {
+    "/health",
+    "/health_generate",
     "/metrics",
     "/get_weight_version",
     "/weight_version",

@@ -42,6 +42,15 @@ def changed(**fields: object) -> Watch:
             drafter(changed(state="off", event="off", accept_length=None)),
             "speculation has been off for 5 min: accept length 1.02; the next drafter turns it on",
         ),
+        (
+            drafter(changed(state="off", event="off", accept_length=None, probe_time=0.0)),
+            "speculation has been off for 5 min: accept length 1.02; "
+            "it is tried again in 0 s, or when target or drafter changes",
+        ),
+        (
+            drafter(changed(state="watching", event="probe", before=None)),
+            "a target pass gives 3.40 tokens on average; drafter 7, tried again since 5 min: being watched",
+        ),
         (drafter(changed(accept_length=None)), "a target pass gave 3.40 tokens on average, over 100 passes"),
     ],
 )

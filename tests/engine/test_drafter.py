@@ -19,6 +19,7 @@ from tlt_server.config import Arm, Watchfulness
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
+from tlt_server.engine.probes import FIRST_S, Probes
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.swap import Staged
 from tlt_server.engine.watchdogs import Watchdogs
@@ -81,8 +82,11 @@ class Rank:
         self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, costs=None, table=None, finds_arms=False)
         start = DrafterVersion(0, "start", None, None)
         self.speculation = speculation = Speculation(self.worker, 32, self.events)
-        dog = Watchdogs([ARM], mode, 1.2, lambda: 0.0)
-        self.drafter = Drafter(contents, group, nullcontext, self.events, start, dog, speculation, untrained=untrained)
+        dog, self.now = Watchdogs([ARM], mode, 1.2, lambda: 0.0), 1000.0
+        probes = Probes(lambda: self.now)
+        self.drafter = Drafter(
+            contents, group, nullcontext, self.events, start, dog, speculation, probes, untrained=untrained
+        )
 
     def settles(self, accepted: int, steps: int) -> None:
         """Steps of eight requests, each of which has so many drafts accepted."""
@@ -333,6 +337,47 @@ def test_a_target_that_no_drafter_is_to_blame_for(armed: Rank, accepted: int, ac
     assert (collapsed["since"], collapsed["action"]) == ("target", action)
     assert rank.contents.live == "start"
     assert rank.speculation.on == (action == "none")
+
+
+def test_what_was_turned_off_is_probed(armed: Rank) -> None:
+    """By what makes sense again, or after a while that grows; what is still of no use is soon off, else it stays."""
+    drafter = armed.drafter
+    assert drafter.probe_due(1) is None
+    drafter.watchdog.published()
+    armed.settles(0, 200)
+    assert not armed.speculation.on
+    for wait in (FIRST_S, 2 * FIRST_S):
+        assert drafter.describe().watch.probe_time == armed.now + wait
+        assert drafter.probe_due(2) is None
+        armed.now += wait
+        drafter.probe(str(drafter.probe_due(2)))
+        assert (armed.speculation.on, drafter.describe().watch.probe_time) == (True, None)
+        assert (drafter.describe().watch.event, drafter.describe().watch.state) == ("probe", "watching")
+        assert drafter.probe_due(3) is None, "one is under way"
+        armed.settles(0, 800)
+        assert armed.last("accept_length_collapsed")["since"] == "probe"
+        assert not armed.speculation.on
+    assert drafter.probe_due(2) is None
+    drafter.set_watchdog(Watchfulness.OBSERVE)
+    assert (drafter.probe_due(3), drafter.describe().watch.probe_time) == (None, None)
+    drafter.set_watchdog(Watchfulness.ARMED)
+    drafter.probe(str(drafter.probe_due(3)))
+    assert armed.last("speculation_on")["why"] == "probing, as the target is now version 3"
+    armed.settles(2, 800)
+    assert armed.told()[-1] == "drafter_kept"
+    assert drafter.watchdog.trusted
+    armed.now += 1e6
+    assert drafter.probe_due(4) is None
+    drafter.probe("it came late")
+    assert armed.told()[-1] == "drafter_kept"
+
+
+def test_what_has_learnt_nothing_is_never_probed(contents: Contents, group: Any) -> None:
+    rank = Rank(contents, group, Watchfulness.ARMED, untrained=True)
+    rank.now += 1e6
+    assert not rank.speculation.on
+    assert rank.drafter.probe_due(1) is rank.drafter.probe_due(2) is None
+    assert rank.drafter.describe().watch.probe_time is None
 
 
 def test_steps_of_another_drafter_say_nothing(armed: Rank) -> None:

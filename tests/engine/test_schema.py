@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tlt_server.engine.schema import FLOATS, Spec, schema_of, tensors_in
+from tlt_server.engine.schema import FLOATS, Spec, schema_if_readable, schema_of, tensors_in
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 DTYPES = st.sampled_from([*FLOATS, torch.int64, torch.int8, torch.float8_e4m3fn, torch.bool])
@@ -40,3 +40,13 @@ def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "code": Path}, file)
     with pytest.raises(Exception, match="weights_only"):
         list(tensors_in([file]))
+
+
+def test_a_checkpoint_that_only_sglang_can_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In torch's old format, which cannot be mapped: the server starts, with nothing to hold names against."""
+    file = tmp_path / "model.bin"
+    torch.save({"a": torch.ones(1)}, file, _use_new_zipfile_serialization=False)
+    assert schema_if_readable("odd", lambda: [file]) is None
+    assert "odd: its names and shapes cannot be read" in caplog.text
+    torch.save({"a": torch.ones(1)}, file)
+    assert schema_if_readable("even", lambda: [file]) == {"a": Spec((1,), torch.float32)}

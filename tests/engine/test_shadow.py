@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from tlt_server.engine.shadow import DryRun, Region, covers, shadow_of
+from tlt_server.errors import UpdateRefused
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -90,3 +92,18 @@ def test_a_place_is_covered_where_each_of_its_elements_is(
     regions = {Region(7, begin, end, dense=True) for begin, end in written}
     assert covers(regions, {Region(7, *wanted, dense=True)}) == (set(range(*wanted)) <= filled)
     assert not covers({Region(8, 0, 99, dense=True), Region(7, 0, 99, dense=False)}, {Region(7, *wanted, dense=True)})
+
+
+class Odd(nn.Module):
+    """Of a class that nobody can copy."""
+
+    def __copy__(self) -> "Odd":
+        raise TypeError("there is one of me")
+
+
+def test_a_model_without_a_shadow_is_not_tried(caplog: pytest.LogCaptureFixture) -> None:
+    """It may serve all the same."""
+    tried = DryRun(Odd())
+    assert "Odd cannot be tried: there is one of me" in caplog.text
+    with pytest.raises(UpdateRefused, match="there is one of me"):
+        tried.takes("weight", torch.ones(1))

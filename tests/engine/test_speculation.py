@@ -13,7 +13,7 @@ from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.config import Arm
 from tlt_server.engine.events import EventLog
-from tlt_server.engine.messages import Announce, pack, unpack_ask
+from tlt_server.engine.messages import Announce, Probe, pack, unpack_ask
 from tlt_server.engine.speculation import Announcer, Speculation
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import ArmTable, pinned_table
@@ -95,11 +95,13 @@ def test_ranks_decode_by_one_table(calls: list[str]) -> None:
 def test_what_was_decided_is_appended_once() -> None:
     made = worker()
     speculation = Speculation(made, 64, EventLog())
-    state = Made(speculation=speculation)
+    due = ["the target is now version 3"]
+    state = Made(speculation=speculation, probe_due=lambda: due.pop() if due else None)
     announcer = Announcer(Made(input_blocker=None, weight_updater=Made(state=state)))
     speculation.wish(LOTTERY)
     made.table = ArmTable((1,), (None,))
     assert announcer.handle(None) is None, "a rank that receives nothing"
+    assert unpack_ask(pack(Probe("x"))) == Probe("x")
     table = speculation.announcement()
     assert table is not None
     ask = unpack_ask(pack(Announce(table)))

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from benchmarks.safety.offload import orders, run_all
 from tests.server.conftest import PROMPTS
 from tests.server.trainer import DRAFTERS, Trainer, noisy, while_running
 from tlt_server.demo import default_paths
@@ -127,3 +129,59 @@ def test_upstreams_own_messages(trainer: Trainer) -> None:
         assert trainer.http.request("GET", f"{route}_memory_occupation", json={}).status_code == 200
     kinds = [event["kind"] for event in trainer.http.get("/tlt/v1/events").json()]
     assert kinds[-2:] == ["memory_released", "memory_resumed"]
+
+
+def test_orders(url: str, trainer: Trainer, tmp_path: Path) -> None:
+    """Those of slime, Miles, verl and NeMo-RL, some that make no sense, and some that are drawn."""
+    targets = (TARGET, noisy(TARGET, tmp_path / "other", 5, scale=0.2))
+    tried = tuple(orders(24, Random(5)))[::2]
+    for order, session in zip(tried, run_all(url, targets, tried), strict=True):
+        assert (session.hung, session.wrong, session.odd) == ([], [], []), order
+
+
+def test_an_update_goes_past_requests_that_wait(trainer: Trainer) -> None:
+    """Its lock waits for all requests, which wait for the memory, which waits for the update."""
+    undisturbed = outputs(trainer)
+
+    def publish() -> None:
+        time.sleep(0.5)
+        trainer.post("/resume_memory_occupation", tags=["weights"]).raise_for_status()
+        assert trainer.disk(TARGET, flush_cache=False).status_code == 200
+        assert trainer.post("/weights_checker", action="checksum").status_code == 200
+        trainer.post("/resume_memory_occupation", tags=["kv_cache"]).raise_for_status()
+
+    trainer.post("/release_memory_occupation").raise_for_status()
+    for route, fields in (
+        ("/weights_checker", {"action": "checksum"}),
+        ("/get_weights_by_name", {"name": "model.norm.weight"}),
+    ):
+        assert trainer.post(route, **fields).status_code == 400
+    assert while_running(lambda: outputs(trainer), publish) == undisturbed
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_a_pause_outlasts_what_is_lent(trainer: Trainer, mode: str) -> None:
+    """Whatever came first; and what runs in place goes on where it was."""
+    undisturbed = outputs(trainer, 200)
+
+    def held() -> None:
+        time.sleep(0.1)
+        for first, second in (("pause", "release"), ("release", "pause")):
+            for step in (first, second):
+                route = "/pause_generation" if step == "pause" else "/release_memory_occupation"
+                trainer.post(route, **({"mode": mode} if step == "pause" else {})).raise_for_status()
+            trainer.post("/resume_memory_occupation").raise_for_status()
+            for route in ("/health", "/health_generate", "/flush_cache"):
+                assert trainer.http.get(route).status_code == 200
+            assert not done.is_set()
+        trainer.post("/continue_generation").raise_for_status()
+
+    done = threading.Event()
+
+    def ask() -> list[Any]:
+        given = outputs(trainer, 200)
+        done.set()
+        return given
+
+    given = while_running(ask, held)
+    assert [tokens for tokens, _ in given] == [tokens for tokens, _ in undisturbed]

@@ -91,6 +91,26 @@ def test_a_target_as_good_is_no_alarm(trainer: Trainer, client: Client) -> None:
     assert event.detail["since"] == "target"
 
 
+def test_what_was_turned_off_is_tried_again(trainer: Trainer, client: Client, tmp_path: Path) -> None:
+    """A target that no drafter fits, then the one of before: no new drafter is needed."""
+    before, seen = client.drafter().live, last(client)
+    trainer.disk(shuffled(TARGET, tmp_path / "random", 3)).raise_for_status()
+    until(client, "speculation_off", seen)
+    status = client.status()
+    assert status.versions.drafter.watch.probe_time == pytest.approx(time.time() + 60, abs=10)
+    assert "it is tried again in" in status.help
+    assert status.arm is None
+    seen = last(client)
+    trainer.disk(TARGET).raise_for_status()
+    trainer.post("/flush_cache").raise_for_status()
+    event, _ = until(client, "drafter_kept", seen)
+    assert "probe" in event.detail["since"]
+    on = next(event for event in client.events(seen) if event.kind == "speculation_on")
+    assert "the target is now version" in on.detail["why"]
+    assert (client.drafter().live, client.drafter().watch.probe_time) == (before, None)
+    assert client.status().arm is not None
+
+
 def test_observing_it_only_says_so(trainer: Trainer, client: Client, tmp_path: Path) -> None:
     assert client.set_watchdog("observe").watch.mode == "observe"
     seen = last(client)

@@ -1,5 +1,7 @@
 """Hot reload where a server is several processes: every rank changes, or none; every replica answers for itself."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,24 @@ def test_ranks_lend_their_memory_together(two_ranks: Trainer) -> None:
         assert client.generate(PROMPTS[0], GREEDY).completion_tokens > 0
     kinds = [event["kind"] for event in two_ranks.http.get("/tlt/v1/events").json()]
     assert kinds[-2:] == ["memory_released", "memory_resumed"]
+
+
+@pytest.mark.server("two-replicas")
+def test_all_replicas_lend_or_none(trainer: Trainer) -> None:
+    """One of them is busy: the other serves as before."""
+    long = {"text": PROMPTS[0], "sampling_params": {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True}}
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(trainer.http.post, "/generate", json=long)
+        time.sleep(0.2)
+        assert trainer.post("/release_memory_occupation", tags=["weights"]).status_code == 409
+        assert trainer.post("/release_memory_occupation", tags=["wights"]).status_code == 400
+        with Client(str(trainer.http.base_url)) as client:
+            assert len(client.generate_batch(PROMPTS[:4], GREEDY)) == 4
+        assert busy.result().status_code == 200
+    assert "memory_released" not in [event["kind"] for event in trainer.http.get("/tlt/v1/events").json()]
+    for route in ("/release_memory_occupation", "/resume_memory_occupation"):
+        assert trainer.post(route).status_code == 200
+    assert trainer.post("/generate", **long).status_code == 200
 
 
 def test_ranks_come_to_one_verdict(two_ranks: Trainer, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import drafter, strategy, weights
+from tlt_server.api import drafter, held, strategy, weights
 from tlt_server.api.leaving import Leaving
 from tlt_server.api.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
@@ -26,7 +26,8 @@ def add_routes(app: FastAPI) -> None:
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    for route in (*router.routes, *weights.router.routes, *drafter.router.routes, *strategy.router.routes):
+    routers = (router, held.router, weights.router, drafter.router, strategy.router)
+    for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)

@@ -74,7 +74,7 @@ def _one_line(speculation: Speculation, counts: SpecCounts, drafter: Drafter | N
         return "speculation is off: the server was started without a drafter"
     watch = drafter.watch if drafter else None
     if speculation.held and watch:
-        return f"speculation has been off for {_since(watch)}: {speculation.held}; the next drafter turns it on"
+        return f"speculation has been off for {_since(watch)}: {speculation.held}; {_until(watch)}"
     if not speculation.on:
         return f"speculation is off: {speculation.held or 'it was asked for'}"
     if drafter is None or watch is None or watch.accept_length is None:
@@ -100,6 +100,7 @@ SINCE = {
     "target": "for {} under another target",
     "memory": "for {} back in memory",
     "rollback": "gone back to {} ago",
+    "probe": "tried again since {}",
 }
 SAYS = {
     "watching": "being watched",
@@ -107,6 +108,16 @@ SAYS = {
 }
 
 
+def _until(watch: Watch) -> str:
+    if watch.probe_time is None:
+        return "the next drafter turns it on"
+    wait = _spoken(max(0.0, watch.probe_time - time.time()))
+    return f"it is tried again in {wait}, or when target or drafter changes"
+
+
 def _since(watch: Watch) -> str:
-    seconds = time.time() - watch.event_time
+    return _spoken(time.time() - watch.event_time)
+
+
+def _spoken(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -21,6 +21,7 @@ from tlt_server.engine.messages import (
     Begin,
     Continuing,
     End,
+    Hold,
     Name,
     Pausing,
     ReadEvents,
@@ -150,16 +151,26 @@ async def update_weight_version(obj: Annotated[UpdateWeightVersionReqInput, Body
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def release_memory_occupation(tags: Annotated[list[str] | None, Body(embed=True)] = None) -> None:
     """Gives GPU memory to others: `kv_cache`, `weights`, `cuda_graph`, or all. Upstream's ends the server where it
-    should refuse. 409: requests are running or waiting, and not only those that were answered a moment ago."""
+    should refuse. All replicas lend, or none. 409: requests are running or waiting, and generation is not paused."""
     until = time.monotonic() + IDLE_S
-    while True:
-        try:
-            await ask(Release(tags))
-            return
-        except HTTPException as refused:
-            if refused.status_code != 409 or time.monotonic() > until:
-                raise
-        await asyncio.sleep(IDLE_S / 20)
+    try:
+        while not await _all_hold(tags, last=time.monotonic() > until):
+            await asyncio.sleep(IDLE_S / 20)
+        await ask(Release(tags))
+    finally:
+        await ask(Hold(False))
+
+
+async def _all_hold(tags: list[str] | None, *, last: bool) -> bool:
+    """Whether no replica runs a step any more; raises why, the `last` time."""
+    try:
+        await ask(Hold(True, tags))
+    except HTTPException as refused:
+        if refused.status_code != 409 or last:
+            raise
+        await ask(Hold(False))
+        return False
+    return True
 
 
 @router.post("/resume_memory_occupation")

@@ -126,6 +126,8 @@ class Admission:
     def _load_admitted(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
         if self._update is None:
             return self._load(weights, *args, **kwargs)
+        if self._update.objection is not None:
+            self._update.vote(self._update.objection)
         weights = self.admit(weights, self._fit.misfit if self._fit else _anything)
         with self.writing():
             return self._load(weights, *args, **kwargs)
@@ -145,6 +147,8 @@ class Update:
         """Of the tensors that were admitted."""
         self.refusal: str | None = None
         """Why no rank goes on; None while all do."""
+        self.objection: str | None = None
+        """Why it will be refused, alike on all ranks, once it was received: its sender waits until it is."""
         self.wrote = False
         """Whether this rank has begun to write."""
         self._failed = False

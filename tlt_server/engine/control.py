@@ -7,6 +7,7 @@ from sglang.srt.managers.io_struct import (
     AbortReq,
     ContinueGenerationReqInput,
     FlushCacheReqInput,
+    FlushCacheReqOutput,
     PauseGenerationReqInput,
     TltReqInput,
     TltReqOutput,
@@ -21,6 +22,7 @@ from tlt_server.engine.aborts import answer_waiting
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.eras import renaming_waiting
+from tlt_server.engine.held import flush_under_load, queue_what_ends
 from tlt_server.engine.messages import (
     Announce,
     Answer,
@@ -31,12 +33,14 @@ from tlt_server.engine.messages import (
     End,
     Freeze,
     HearTrainer,
+    Hold,
     Learn,
     Name,
     OfDrafter,
     Offer,
     OfWeights,
     Pausing,
+    Probe,
     ReadEvents,
     ReadLearned,
     ReadVersions,
@@ -71,17 +75,30 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
             return _answered(scheduler, recv_req)
         state = scheduler.weight_updater.state
         _see(state, recv_req)
-        if isinstance(recv_req, AbortReq):
-            answer_waiting(scheduler, recv_req)
-        output = scheduler._request_dispatcher(recv_req)
-        if isinstance(recv_req, ContinueGenerationReqInput):
-            scheduler.weight_updater.memory.continued()
+        output = _passed_on(scheduler, recv_req)
         if isinstance(recv_req, UPDATES):
             state.speculation.interrupted()
         if isinstance(recv_req, UPDATES) and output.success and state.drafter is not None:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
             state.drafter.watchdog.published()
         return output
+
+
+def _passed_on(scheduler: Any, recv_req: Any) -> Any:
+    """To SGLang; a scheduler that is held is idle only once its requests are put aside, which upstream waits for."""
+    if scheduler._engine_paused and isinstance(recv_req, FlushCacheReqInput):
+        flush_under_load(scheduler, empty_cache=True)
+        return FlushCacheReqOutput(success=True)
+    if isinstance(recv_req, AbortReq):
+        if scheduler._engine_paused:
+            queue_what_ends(scheduler, recv_req)
+        answer_waiting(scheduler, recv_req)
+    output = scheduler._request_dispatcher(recv_req)
+    if isinstance(recv_req, PauseGenerationReqInput):
+        scheduler.weight_updater.memory.paused()
+    elif isinstance(recv_req, ContinueGenerationReqInput):
+        scheduler.weight_updater.memory.continued()
+    return output
 
 
 def _see(state: Any, recv_req: Any) -> None:
@@ -106,6 +123,9 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
         if isinstance(ask, Announce):
             scheduler.weight_updater.state.speculation.hear(ask.table)
             return None
+        if isinstance(ask, Probe):
+            _drafter(scheduler.weight_updater.state).probe(ask.why)
+            return None
         answer = _answer(scheduler, ask)
     except UpdateRefused as refused:
         answer = Answer(refusal=str(refused), out_of_turn=isinstance(refused, OutOfTurn))
@@ -122,7 +142,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
     state = router.state
     state.publications.tick()
     match ask:
-        case ReadVersions() | Pausing() | Announce():
+        case ReadVersions() | Pausing() | Announce() | Probe():
             pass
         case ReadEvents(after):
             return Answer(events=state.events.after(after))
@@ -137,7 +157,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case Share(path):
             router.memory.require_weights()
             return Answer(shared=_shared(scheduler, path))
-        case Begin() | End() | Continuing() | Name() | Release() | Resume():
+        case Begin() | End() | Continuing() | Name() | Hold() | Release() | Resume():
             _publish(router, ask)
         case _:
             _steer(router, ask)
@@ -146,6 +166,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         speculation=state.speculation.describe(),
         trainer=state.trainer,
         devices=state.devices,
+        held=scheduler._engine_paused,
     )
 
 
@@ -160,8 +181,8 @@ def _publish(router: Any, ask: OfWeights) -> None:
             require_whole(publications.continued())
         case Name(weight_version):
             publications.named(weight_version)
-        case Release(tags):
-            _lend(router, tags)
+        case Hold() | Release():
+            _lend(router, ask)
         case Resume(tags):
             router.memory.take_back(tags)
 
@@ -190,10 +211,13 @@ def _steer(router: Any, ask: OfDrafter) -> None:
             drafter.set_watchdog(mode)
 
 
-def _lend(router: Any, tags: list[str] | None) -> None:
+def _lend(router: Any, ask: Hold | Release) -> None:
+    if isinstance(ask, Hold):
+        router.memory.promise(ask.tags, on=ask.on)
+        return
     if router.state.sharing is not None:
         router.state.sharing.wait()  # it reads what may be lent
-    router.memory.lend(tags)
+    router.memory.lend(ask.tags)
 
 
 def _shared(scheduler: Any, path: str) -> SharedTarget | None:

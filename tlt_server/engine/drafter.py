@@ -10,7 +10,7 @@ never from a clock. How far its own thread is, a rank tells the others when they
     two at once      the newer overtakes: the older is never put in force, and who offered it is told so
     an older one     is refused, and so is one that was rolled back
     a worse one      is found by the watchdog. Armed, it goes back to the last trusted one, or turns speculation off
-                     where there is none, until another one is put in force
+                     where there is none, until another one is put in force, or a probe shows it worth its while
     previous         is the drafter of before. But while the watchdog is armed, one that is overtaken on trial is not
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
@@ -22,12 +22,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from tlt_client.schemas import Drafter as Described
 from tlt_client.schemas import DrafterVersion, Staging
 
 from tlt_server.config import Arm, Watchfulness
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
+from tlt_server.engine.probes import Probes
 from tlt_server.engine.ranks import lowest, objections
 from tlt_server.engine.speculation import Speculation
 from tlt_server.engine.staging import FAILED, RUNNING, OnItsWay, Weights
@@ -47,6 +49,7 @@ class Drafter:
     start: the drafter that the server was started with.
     watchdog: what judges a drafter.
     speculation: held while there is no drafter worth it.
+    probes: when what the watchdog has turned off is tried again.
     untrained: whether the drafter of the start has learnt nothing yet. It is never drafted with.
     """
 
@@ -59,11 +62,12 @@ class Drafter:
         start: DrafterVersion,
         watchdog: Watchdogs,
         speculation: Speculation,
+        probes: Probes,
         *,
         untrained: bool = False,
     ) -> None:
         self._weights, self._group, self._between_steps, self._events = weights, group, between_steps, events
-        self._speculation = speculation
+        self._speculation, self._probes = speculation, probes
         self._trusted: int | None = start.version
         self.watchdog = watchdog
         self._thread = ThreadPoolExecutor(1, "drafter-staging")
@@ -79,16 +83,16 @@ class Drafter:
 
     def describe(self) -> Described:
         """As our routes show it. How far the staging is, is this rank's word alone."""
-        staging = None
-        if (on_its_way := self._staging) is not None:
-            staging = Staging(on_its_way.offer.version, ready=on_its_way.future.done())
+        way = self._staging
+        staging = None if way is None else Staging(way.offer.version, ready=way.future.done())
+        probe_time = self._probes.at if self.watchdog.mode is Watchfulness.ARMED else None
         return Described(
             self.live,
             self.previous,
             staging,
             self._newest,
             self._frozen,
-            self.watchdog.describe(),
+            replace(self.watchdog.describe(), probe_time=probe_time),
         )
 
     def offer(self, offer: Offer) -> None:
@@ -180,6 +184,17 @@ class Drafter:
             self.watchdog.mode = mode
             self._events.add("watchdog_set", version=self.live.version, mode=mode)
 
+    def probe_due(self, target: int) -> str | None:
+        """Why what the watchdog turned off is to be tried again now, as rank 0 finds. Disarmed, none would end it."""
+        return self._probes.due(target) if self.watchdog.mode is Watchfulness.ARMED else None
+
+    def probe(self, why: str) -> None:
+        """Tries it again, under watch, unless it is on by now."""
+        if self._speculation.held is not None:
+            self._probes.began()
+            self.watchdog.probed()
+            self._speculation.release(f"probing, as {why}")
+
     def stop(self, why: str) -> None:
         """Holds speculation off, until another drafter is put in force."""
         self._trusted = None
@@ -189,6 +204,7 @@ class Drafter:
     def _act(self, finding: Finding) -> None:
         told = {"version": self.live.version, **finding.detail()}
         if not finding.worse:
+            self._probes.passed()
             self._events.add("drafter_kept", **told)
             return
         action = self._remedy(finding)
@@ -198,6 +214,7 @@ class Drafter:
             self.roll_back(why)
         elif action == "speculation_off":
             self.stop(why)
+            self._probes.failed()
 
     def _remedy(self, finding: Finding) -> str:
         """What a collapse is answered with: `rolled_back`, `speculation_off` or `none`."""
@@ -222,6 +239,7 @@ class Drafter:
     def _began(self) -> None:
         """A drafter was put in force."""
         self._since, self._steps = time.monotonic(), 0
+        self._probes.passed()
         if self.live.version == self._untrained:
             self.stop("the drafter has learnt nothing yet")
         elif self._speculation.held is not None:

@@ -99,10 +99,23 @@ class Announce(msgspec.Struct, frozen=True, tag="announce"):
     table: ArmTable
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Try speculation again that the watchdog has turned off, from rank 0. Never answered."""
+
+    why: str
+
+
 class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
     """How the link to the drafter trainer stands."""
 
     trainer: DrafterTrainer
+
+
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Run no step until memory of these tags is released, or this is taken back: all replicas lend, or none does."""
+
+    on: bool
+    tags: list[str] | None = None
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
@@ -130,8 +143,9 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
 
 
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
-OfWeights = Begin | End | Pausing | Continuing | Name | Release | Resume
-Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | Announce | HearTrainer | Share
+OfWeights = Begin | End | Pausing | Continuing | Name | Hold | Release | Resume
+OfRankZero = Announce | Probe
+Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | OfRankZero | HearTrainer | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +156,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     invalid: whether it was refused for settings that cannot be.
     failure: what went wrong on our side, where it did.
     devices: of all ranks of the replica.
+    held: whether no step runs until generation continues or memory comes back.
     """
 
     refusal: str | None = None
@@ -155,6 +170,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     learned: Learned | None = None
     shared: SharedTarget | None = None
     devices: list[str] = []
+    held: bool = False
 
 
 def pack(message: Ask | Answer) -> bytes:

@@ -12,10 +12,12 @@ from typing import Any
 from sglang.srt.managers.io_struct import (
     CheckWeightsReqOutput,
     DestroyWeightsUpdateGroupReqOutput,
+    GetWeightsByNameReqOutput,
     InitWeightsUpdateGroupReqOutput,
     ReleaseMemoryOccupationReqOutput,
     ResumeMemoryOccupationReqOutput,
     UpdateWeightFromDiskReqOutput,
+    UpdateWeightsFromDistributedReqInput,
     UpdateWeightsFromDistributedReqOutput,
     UpdateWeightsFromIPCReqOutput,
     UpdateWeightsFromTensorReqOutput,
@@ -25,7 +27,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Loc
 
 from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.checking import check_weights
-from tlt_server.engine.flush import flush_under_load
+from tlt_server.engine.held import flush_under_load
 from tlt_server.engine.memory import Lending
 from tlt_server.engine.publications import incomplete, no_gaps, require_whole
 from tlt_server.engine.ranks import lowest
@@ -119,6 +121,12 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             logger.error("no memory is taken back: %s", message)
         return ResumeMemoryOccupationReqOutput()
 
+    def get_weights_by_name(self, recv_req: Any) -> GetWeightsByNameReqOutput:
+        """None of what is released: reading it would end the server."""
+        if not self.memory.has_weights:
+            return GetWeightsByNameReqOutput(parameter=None)
+        return super().get_weights_by_name(recv_req)
+
     def _lend(self, recv_req: Any) -> Outcome:
         self.memory.lend(recv_req.tags)
         return True, ""
@@ -129,6 +137,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
     def check_weights(self, recv_req: Any) -> CheckWeightsReqOutput:
         try:
+            self.memory.require_weights()
             return check_weights(self, recv_req)
         except UpdateRefused as refused:
             return CheckWeightsReqOutput(success=False, message=str(refused))
@@ -164,7 +173,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
     def _attempt(self, update: Update, recv_req: Any, load: Load) -> Outcome:
         """Loads, and agrees with the other ranks on what became of it."""
-        success, message = _answered(self._to_target(load), recv_req)
+        success, message = _answered(self._to_target(update, load), recv_req)
         try:
             if update.refusal is None:
                 update.vote(None if success else message)
@@ -175,13 +184,18 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             return False, f"{update.refusal}. Some weights were written before it failed: send the whole update again"
         return False, f"{update.refusal}. No weight was changed"
 
-    def _to_target(self, load: Load) -> Load:
+    def _to_target(self, update: Update, load: Load) -> Load:
         """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
         send that know of neither, with or without `disable_draft_model`."""
 
         def load_selected(recv_req: Any) -> Outcome:
-            self.memory.require_weights()
-            _check_selector(recv_req.selector or self._session_selector)
+            try:
+                self.memory.require_weights()
+                _check_selector(recv_req.selector or self._session_selector)
+            except UpdateRefused as refused:
+                if not isinstance(recv_req, UpdateWeightsFromDistributedReqInput):
+                    raise
+                update.objection = str(refused)
             return load(recv_req)
 
         return load_selected

@@ -5,11 +5,14 @@ an unknown name is a line in the log; a missing one is never noticed. The checkp
 exactly the names and shapes that its model was built for.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 NamedTensor = tuple[str, torch.Tensor]
 
@@ -77,7 +80,8 @@ def tensors_in(files: Sequence[str | Path]) -> Iterator[NamedTensor]:
 
 
 def start_schema(model_runner: Any) -> Schema | None:
-    """The schema of the checkpoint that a model was loaded from; None where there was none (`--load-format dummy`).
+    """The schema of the checkpoint that a model was loaded from; None where there was none (`--load-format dummy`), or
+    none that can be read.
 
     Args:
         model_runner: upstream's `ModelRunner`, its model loaded.
@@ -90,5 +94,16 @@ def start_schema(model_runner: Any) -> Schema | None:
         return None
     config = model_runner.model_config
     loader = DefaultModelLoader(LoadConfig(load_format=load_format))
-    _, files, _ = loader._prepare_weights(config.model_path, config.revision, fall_back_to_pt=True)
-    return schema_of(tensors_in(files))
+    return schema_if_readable(
+        config.model_path,
+        lambda: loader._prepare_weights(config.model_path, config.revision, fall_back_to_pt=True)[1],
+    )
+
+
+def schema_if_readable(model: str, files: Callable[[], Sequence[str | Path]]) -> Schema | None:
+    """None where its files cannot be read by us: what an update sends is then held against the model alone."""
+    try:
+        return schema_of(tensors_in(files()))
+    except Exception as error:  # noqa: BLE001 - SGLang has loaded them, in whatever way, and serves the model
+        logger.warning("%s: its names and shapes cannot be read (%s)", model, error)
+        return None

@@ -68,6 +68,7 @@ __all__ = [
     "settle_end",
     "start_method",
     "still_wanted",
+    "update_lock",
     "wake_held",
     "weight_updater_class",
 ]
@@ -88,6 +89,13 @@ def disk_updates() -> Any:
     from tlt_server.api.weights import disk_updates
 
     return disk_updates()
+
+
+def update_lock() -> Any:
+    """What an update of the target waits for, in the process that serves HTTP."""
+    from tlt_server.api.held import UpdateLock
+
+    return UpdateLock()
 
 
 def weight_updater_class() -> type:

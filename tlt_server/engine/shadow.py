@@ -1,6 +1,7 @@
 """A model's structure with other parameters in it: to load into, without touching the model that serves."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, TypeVar
@@ -8,6 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tlt_server.errors import UpdateRefused
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -89,15 +94,25 @@ class _Writes(TorchDispatchMode):
 
 
 class DryRun:
-    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory."""
+    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory.
+
+    A model of which none can be made serves as well.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._shadow = shadow_of(model, lambda parameter: torch.empty_like(parameter, device="meta"))
+        self._shadow: Any = None
+        self._why = ""
+        try:
+            self._shadow = shadow_of(model, lambda parameter: torch.empty_like(parameter, device="meta"))
+        except Exception as error:  # noqa: BLE001 - a class of upstream's, of which nothing is known
+            self._why = f"{type(model).__name__} cannot be tried: {str(error) or type(error).__name__}"
+            logger.warning("%s. Updates may hold the names of the start checkpoint only", self._why)
 
     def takes(self, name: str, tensor: torch.Tensor) -> set[Region]:
         """What the tensor would be written to. Raises whatever loading it would raise."""
+        shadow = self._there()
         with torch.no_grad(), _Writes() as writes:
-            self._shadow.load_weights([(name, tensor)])
+            shadow.load_weights([(name, tensor)])
         found: set[Region] = writes.regions
         return found
 
@@ -107,6 +122,7 @@ class DryRun:
         Raises:
             RuntimeError: the model's loading code does not take one after the other.
         """
+        shadow = self._there()
         found: dict[str, set[Region]] = {}
         with torch.no_grad(), _Writes() as writes:
 
@@ -116,12 +132,17 @@ class DryRun:
                     yield name, tensor
                 writes.regions = set()
 
-            self._shadow.load_weights(one_by_one())
+            shadow.load_weights(one_by_one())
         if writes.regions:
             raise RuntimeError("tensors were loaded after all of them were read")
         return found
 
     def parameter(self, name: str) -> set[Region]:
         """All of a parameter, by its own name."""
-        found = dict(self._shadow.named_parameters()).get(name)
+        found = None if self._shadow is None else dict(self._shadow.named_parameters()).get(name)
         return set() if found is None else {Region.of(found)}
+
+    def _there(self) -> Any:
+        if self._shadow is None:
+            raise UpdateRefused(self._why)
+        return self._shadow

@@ -174,7 +174,19 @@ def sharing_of(scheduler: Any, publications: Publications) -> Sharing | None:
         return None
     runner = scheduler.tp_worker.model_runner
     group = scheduler.tp_cpu_group if ps.tp_size > 1 else None
-    return Sharing(runner.model.get_embed_and_head, runner.model_config.vocab_size, publications, group)
+    return Sharing(lambda: _embedding_and_head(runner.model), runner.model_config.vocab_size, publications, group)
+
+
+def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Asked of a model only when they are to be shared: not every class of SGLang's can say.
+
+    Raises:
+        UpdateRefused: this one cannot.
+    """
+    if not hasattr(model, "get_embed_and_head"):
+        raise UpdateRefused(f"SGLang's {type(model).__name__} does not give its embedding and head away")
+    embedding, head = model.get_embed_and_head()
+    return embedding, head
 
 
 def _mark(tensor: torch.Tensor) -> torch.Tensor:

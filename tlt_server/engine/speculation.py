@@ -190,17 +190,21 @@ class Announcer:
 
     def __init__(self, scheduler: Any) -> None:
         self._blocker = scheduler.input_blocker
-        self._speculation = scheduler.weight_updater.state.speculation
+        self._state = scheduler.weight_updater.state
 
     def handle(self, recv_reqs: list[Any] | None) -> list[Any] | None:
         """Before they are broadcast; on ranks that receive nothing themselves, None."""
         from sglang.srt.managers.io_struct import TltReqInput
 
-        from tlt_server.engine.messages import Announce, pack
+        from tlt_server.engine.messages import Announce, Probe, pack
 
         if self._blocker is not None:
             recv_reqs = self._blocker.handle(recv_reqs)
-        if recv_reqs is not None and (table := self._speculation.announcement()) is not None:
+        if recv_reqs is None:
+            return None
+        if (why := self._state.probe_due()) is not None:
+            recv_reqs.append(TltReqInput(body=pack(Probe(why))))
+        if (table := self._state.speculation.announcement()) is not None:
             recv_reqs.append(TltReqInput(body=pack(Announce(table))))
         return recv_reqs
 

@@ -15,6 +15,7 @@ from tlt_server.config import Arm, ServerConfig
 from tlt_server.devices import identity
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.events import EventLog
+from tlt_server.engine.probes import Probes
 from tlt_server.engine.publications import Gaps, Publications, Published
 from tlt_server.engine.ranks import gathered
 from tlt_server.engine.sharing import Sharing, sharing_of
@@ -73,6 +74,13 @@ class EngineState:
         """Of the prefix cache (engine/eras.py): alike on all ranks; empty for the first one."""
         eras = {"drafter era": self.drafter.cache_era if self.drafter else 0, "target era": self.target_era}
         return " ".join(f"{name} {count}" for name, count in eras.items() if count)
+
+    def probe_due(self) -> str | None:
+        """Why speculation is to be tried again now; None where it is not, or on."""
+        if self.drafter is None or self.speculation.held is None:
+            return None
+        self.publications.tick()
+        return self.drafter.probe_due(self.publications.version)
 
     def versions(self) -> Versions:
         """What is in force, as our routes show it."""
@@ -199,5 +207,6 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
         start,
         watchdog,
         speculation,
+        Probes(time.time),
         untrained=config.begins_untrained,
     )

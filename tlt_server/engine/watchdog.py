@@ -123,6 +123,11 @@ class Watchdog:
             self._watch(cause)
         self._mark("rollback")
 
+    def probed(self) -> None:
+        """Speculation, which was off, is tried again."""
+        self._drafting = True
+        self._watch("probe")
+
     def stopped(self) -> None:
         """Speculation is off: there is nothing to see, and nothing that a later drafter could be held against."""
         self._rest([])

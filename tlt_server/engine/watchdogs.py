@@ -49,6 +49,11 @@ class Watchdogs:
         for dog in self._dogs.values():
             dog.rolled_back(trusted=trusted)
 
+    def probed(self) -> None:
+        """Speculation is tried again."""
+        for dog in self._dogs.values():
+            dog.probed()
+
     def stopped(self) -> None:
         """Speculation is off."""
         for dog in self._dogs.values():

@@ -92,7 +92,7 @@ class Watch(msgspec.Struct, frozen=True):
     event below; `worse`, and left in force; `off`: speculation is."""
     event: str
     """The last one: `start`, `drafter` (another one in force), `target` (another one published), `memory` (resumed),
-    `rollback`, `off`."""
+    `rollback`, `off`, `probe` (it is tried again)."""
     event_time: float
     """Seconds since 1970."""
     steps: int
@@ -105,6 +105,9 @@ class Watch(msgspec.Struct, frozen=True):
     """What the drafter is held against while it is watched; later, what it gives others to be held against."""
     least: float | None
     """While it watches: below this the drafter is plainly worse."""
+    probe_time: float | None = None
+    """While it keeps speculation off: seconds since 1970 when it is tried again, if neither target nor drafter changes
+    before; None: the next drafter turns it on, or it is on, or the server is older than this."""
 
 
 class Drafter(msgspec.Struct, frozen=True):
