@@ -12,6 +12,7 @@ from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, Reques
 
 from tlt_server.link.sharing import Sharing
 from tlt_server.wire.messages import (
+    MAX_DEVICES,
     READS_FROM_RECEIVER,
     DrafterReady,
     DrafterRefused,
@@ -24,6 +25,7 @@ from tlt_server.wire.messages import (
     TrainerLink,
     decode,
     encode,
+    short,
 )
 
 log = logging.getLogger(__name__)
@@ -57,10 +59,10 @@ async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> Gree
         server=name,
         model=model,
         target_version=versions.target.version,
-        weight_version=versions.target.weight_version,
+        weight_version=short(versions.target.weight_version),
         drafter_version=versions.drafter.live.version,
         newest_drafter=versions.drafter.newest,
-        devices=tuple(status.devices),
+        devices=tuple(status.devices)[:MAX_DEVICES],
     )
     return Greeting(hello, max((event.number for event in events), default=0), lent)
 
@@ -161,7 +163,7 @@ class Bridge:
         self._lent = lent_after(event, self._lent)
         match event.kind:
             case "target_published":
-                self._weight_version = str(event.detail["weight_version"] or self._weight_version)
+                self._weight_version = short(str(event.detail["weight_version"] or self._weight_version))
                 version = _number(event, "version")
                 self._tell(TargetPublished(target_version=version, weight_version=self._weight_version))
                 self._sharing.published()

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from tlt_server.config import Trainer
 from tlt_server.errors import ConfigError
+from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import READS_TO_SERVER, ModelIdentity
 from tlt_server.wire.receiver import lock_folder
-from tlt_server.wire.sockets import CurveKeys, Link, Outlet
+from tlt_server.wire.sockets import Link, Outlet
 
 MEMORY = Path("/dev/shm")
 DRAFTERS_KEPT = 3

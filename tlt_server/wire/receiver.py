@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tlt_server.errors import ConfigError, WireError
+from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import (
     MAX_CHUNKS_WANTED,
     READS_NOTICES,
@@ -34,7 +35,7 @@ from tlt_server.wire.messages import (
     decode,
     encode,
 )
-from tlt_server.wire.sockets import TRAINER, CurveKeys, Link
+from tlt_server.wire.sockets import TRAINER, Link
 from tlt_server.wire.update import Incoming
 
 HELLO_EVERY = 1.0
