@@ -36,6 +36,9 @@ EVENTS_EVERY = 0.1
 LOAD_EVERY = 0.25
 """Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
 
+KEPT = 256
+"""Of what the server has no time for now: a trainer may say more than that, and the last counts."""
+
 
 class Greeting(NamedTuple):
     """A server's state. seen: number of its last event, later ones being on top of that state. lent: memory's tags."""
@@ -119,7 +122,7 @@ class Bridge:
     def _hear(self) -> None:
         match decode([self._receiver.recv_bytes()], READS_FROM_RECEIVER)[0]:
             case DrafterReady() as ready:
-                self._arrived.put_nowait(ready)
+                _put(self._arrived, ready)
                 changes: dict[str, object] = {"received": ready.version}
             case DrafterRefused(version=version, reason=reason):
                 changes = {"refused": version, "reason": reason}
@@ -128,7 +131,7 @@ class Bridge:
                 self._sharing.trainer(connected)
         before, self._trainer = self._trainer, msgspec.structs.replace(self._trainer, **changes)
         if self._trainer != before:
-            self._reports.put_nowait(self._trainer)
+            _put(self._reports, self._trainer)
 
     async def _offer(self) -> None:
         while True:
@@ -188,6 +191,13 @@ class Bridge:
 
     def _tell(self, notice: Notice) -> None:
         self._receiver.send_bytes(encode(notice))
+
+
+def _put(queue: asyncio.Queue[T], item: T) -> None:
+    """At the end; the first ones go where there are too many."""
+    while queue.qsize() >= KEPT:
+        queue.get_nowait()
+    queue.put_nowait(item)
 
 
 async def _served(asking: Awaitable[T], or_else: T) -> T:
