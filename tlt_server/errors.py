@@ -2,6 +2,7 @@
 
 TltError                 anything of ours; its message names the value and the remedy
 ├── ConfigError          the user wrote what we cannot run: correct the flag, file or model that the message names
+├── DiskFailed           something could not be written: make room where the message says; nothing half-written stays
 ├── DemoFailed           the demo ran, and what it found is wrong: report it, with its figures
 ├── RankLost             a process of a trainer of several ended: the others end too; start them again
 ├── ServerFailed         a server that we started ended, or never answered: its last log lines, in the message, say why
@@ -29,6 +30,10 @@ class ConfigError(TltError):
     """A flag, a config file or a model that cannot be used as given."""
 
     exit_code = 2
+
+
+class DiskFailed(TltError):
+    """A checkpoint or a drafter that could not be written."""
 
 
 class DemoFailed(TltError):

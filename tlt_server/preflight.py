@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tlt_server import files
 from tlt_server.errors import ConfigError
 
 
@@ -13,17 +14,21 @@ def read_config(model: Path) -> Mapping[str, Any]:
     """A local model folder's config.json.
 
     Raises:
-        ConfigError: no such folder, no config.json in it, or not JSON.
+        ConfigError: no such folder, no config.json in it, or not a JSON object.
     """
     if not model.is_dir():
         raise ConfigError(f"model {model}: no such folder")
     path = model / "config.json"
     try:
-        config: Mapping[str, Any] = json.loads(path.read_text())
+        config = json.loads(files.read(path))
     except FileNotFoundError as error:
         raise ConfigError(f"model {model}: it has no config.json, so it is not a model's folder") from error
-    except ValueError as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: not a JSON object")
     return config
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from tlt_server.engine.tensorfile import CHUNK, DTYPES, Buffer, TensorFile
+from tlt_server.drafter.header import DTYPES, MOST_HEADER
+from tlt_server.engine.tensorfile import CHUNK, Buffer, TensorFile
 from tlt_server.errors import UpdateRefused
 
 ON_FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -83,9 +84,45 @@ def test_tensors_may_lie_anywhere(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "none", tmp_path, tmp_path / "pipe"):
-        with pytest.raises(UpdateRefused, match="no such file"):
-            TensorFile(path, Buffer())
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("none", ".", "pipe", "endless", "a\0b"):
+        with pytest.raises(UpdateRefused, match=r"No such file|not a regular file|NUL"):
+            TensorFile(tmp_path / name, Buffer())
+
+
+def test_one_that_is_larger_than_it_may_be_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    os.truncate(tmp_path / "m", 1 << 40)  # without a block of a disk
+    with pytest.raises(UpdateRefused, match="1099511627776 bytes, where 1000 are the most"):
+        TensorFile(tmp_path / "m", Buffer(), most=1000)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (
+            b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
+            "over each other",
+        ),
+        (b'{"a":{"dtype":"U8","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]}}', "not its shape"),
+        (b'{"a":{"dtype":"U8","shape":' + str([1] * 99).encode() + b',"data_offsets":[0,1]}}', "length <= 8"),
+        (b'{"a":{"dtype":"U8","shape":[-1,-8],"data_offsets":[0,8]}}', ">= 0"),
+        (b'{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,8]}}', "not a safetensors file"),
+        (b'{"a":' * 100_000, "not a safetensors file"),
+    ],
+    ids=["one over the other", "a product beyond 64 bits", "many dimensions", "negative", "beyond 64 bits", "deep"],
+)
+def test_a_hostile_header_is_refused(tmp_path: Path, header: bytes, said: str) -> None:
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(UpdateRefused, match=said):
+        TensorFile(tmp_path / "m", Buffer()).tensors()
+
+
+def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes((MOST_HEADER + 1).to_bytes(8, "little"))
+    os.truncate(tmp_path / "m", 2 * MOST_HEADER)
+    with pytest.raises(UpdateRefused, match="not a safetensors file"):
+        TensorFile(tmp_path / "m", Buffer()).tensors()
 
 
 def test_the_bytes_are_its_own(tmp_path: Path) -> None:

@@ -194,18 +194,27 @@ def torchrun(ranks: int) -> list[str]:
 class Running:
     """A trainer's process, or its processes under torchrun.
 
-    control, features: where it listens: no ports, of which one found free may soon not be.
+    control, features: where it listens: no ports, of which one found free may soon not be, but where `tcp` asks for it.
     """
 
     def __init__(
-        self, folder: Path, settings: str = "", judged_every: int = 5, margin: float = 0.01, tables: str = ""
+        self,
+        folder: Path,
+        settings: str = "",
+        judged_every: int = 5,
+        margin: float = 0.01,
+        tables: str = "",
+        *,
+        tcp: bool = False,
     ) -> None:
         self.port, self.folder, self._file = free_port(), folder, folder / "train.toml"
         self.control, self.features = f"ipc://{folder}/control", f"ipc://{folder}/control.features"
+        if tcp:
+            self.control, self.features = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(
-            f'folder = "{folder}"\nlisten = "{self.control}"\nport = {self.port}\n'
+            f'folder = "{folder}"\nlisten = "{self.control}"\nfeatures = "{self.features}"\nport = {self.port}\n'
             f"entries = 512\nheld_out = 0.2\ncheckpoint_every = 5\n{settings}\n"
             f"[optimizer]\nrate = 4e-3\nwarmup = 10\n[policy]\nfloor = 1.0\nmargin = {margin}\n"
             f"[gate]\nevery = {judged_every}\n{tables}\n"

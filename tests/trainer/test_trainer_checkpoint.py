@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.models import embedded, frozen, run_of
-from tlt_server.errors import ConfigError
+from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.loop import Settings, Trainer
 from tlt_server.trainer.losses import HASS
@@ -54,9 +54,10 @@ def test_a_failure_to_write_is_told_by_the_next_call(tmp_path: Path) -> None:
     saves = Checkpoints(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     saves.save(1, {"w": torch.ones(1)}, {})
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(DiskFailed, match="gone"):
         saves.save(2, {"w": torch.ones(1)}, {})
-    saves.close()
+    with pytest.raises(DiskFailed, match="step-00000002 cannot be written"):
+        saves.close()
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:

@@ -39,8 +39,14 @@ def test_what_arrives_is_what_was_sent(inlet: Inlet, kind: str, width: int, dtyp
         outlet.send_multipart(FeatureBatch(header, raw[0], raw[1], raw[2] if kind == "eagle3" else b"").encode())
         inlet.wait(5)
         whole, later = inbox.read()
-    assert (whole.request, whole.group, whole.prompt, whole.first, whole.target_version) == ("r", 2**64 - 1, 3, 0, 0)
-    assert (later.request, later.first) == ("t", 5)
+    assert (whole.request, whole.group, whole.prompt, whole.first, whole.target_version) == (
+        "one r",
+        2**64 - 1,
+        3,
+        0,
+        0,
+    )
+    assert (later.request, later.first) == ("one t", 5)
     for feature, rows in ((whole, slice(0, 4)), (later, slice(6, 9))):
         assert torch.equal(feature.tokens, tokens[rows])
         assert torch.equal(feature.states, hidden[rows])

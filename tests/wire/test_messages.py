@@ -28,8 +28,9 @@ from tlt_server.wire.messages import (
     encode,
 )
 
-count = st.integers(0, 2**63 - 1)
+count = st.integers(0, 2**53 - 1)
 text = st.text(st.characters(codec="utf-8"), max_size=50)
+path = text.map(lambda said: said.replace("\0", "/"))
 digest = st.binary(min_size=32, max_size=32)
 identity = st.builds(ModelIdentity, text, count, count)
 pieces = st.integers(1, 4)
@@ -42,10 +43,10 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         weight_version=text,
         drafter_version=count,
         newest_drafter=count,
-        shared=text,
+        shared=path,
         devices=st.lists(text, max_size=3).map(tuple),
     ),
-    messages.TargetShared: st.builds(messages.TargetShared, target_version=count, path=text),
+    messages.TargetShared: st.builds(messages.TargetShared, target_version=count, path=path),
     messages.TargetPublished: st.builds(messages.TargetPublished, target_version=count, weight_version=text),
     messages.DrafterSwapped: st.builds(
         messages.DrafterSwapped,
@@ -58,7 +59,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     ChunksWanted: st.builds(
         lambda digest, start, n: ChunksWanted(digest=digest, start=start, stop=start + n),
         digest,
-        st.integers(0, 2**60),
+        st.integers(0, 2**52),
         pieces,
     ),
     messages.DrafterReceived: st.builds(messages.DrafterReceived, version=count),
@@ -71,13 +72,13 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         n=pieces,
         rest=st.integers(1, messages.MAX_CHUNK_BYTES),
         chunk_bytes=st.integers(1, messages.MAX_CHUNK_BYTES),
-        version=st.integers(1, 2**63 - 1),
+        version=st.integers(1, 2**53 - 1),
         trained_on=count,
         model=identity,
     ),
     DrafterChunk: st.builds(DrafterChunk, digest=digest, index=count),
     Rejected: st.builds(Rejected, reason=text),
-    messages.DrafterReady: st.builds(messages.DrafterReady, version=count, trained_on=count, path=text),
+    messages.DrafterReady: st.builds(messages.DrafterReady, version=count, trained_on=count, path=path),
     messages.TrainerLink: st.builds(messages.TrainerLink, connected=st.booleans(), rejected=count),
 }
 any_message = st.one_of(*MESSAGES.values())

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from tlt_server import files
+from tlt_server.drafter import header
 from tlt_server.drafter.config import ModelConfig, target_config
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import model_folder, read_config
@@ -19,20 +22,40 @@ def find_target(name: str) -> tuple[Path, ModelConfig]:
     return folder, target_config(read_config(folder), str(folder / "config.json"))
 
 
-def read_tensor(folder: Path, *names: str) -> Tensor:
+def read_tensor(folder: Path, *names: str, like: Tensor | None = None) -> Tensor:
     """The first of `names` that the safetensors files in `folder` hold; of all others the headers alone are read.
 
-    Raises:
-        ConfigError: they hold none of them, or one of the files is damaged.
-    """
-    from safetensors import SafetensorError, safe_open
+    Into this process's own memory: whoever cuts a file short that is mapped ends the process.
 
+    Args:
+        like: whose shape it must have, which is asked before it is read.
+
+    Raises:
+        ConfigError: they hold none of them, it is of another shape, or one of the files is damaged.
+    """
+    try:
+        paths = sorted(folder.glob("*.safetensors"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"target {str(folder)!r}: not a folder that can be read ({error})") from error
     for name in names:
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in paths:
             try:
-                with safe_open(path, framework="pt") as file:
-                    if name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                        return file.get_tensor(name)
-            except (SafetensorError, OSError) as error:
+                if (found := _read_from(path, name, like)) is not None:
+                    return found
+            except (OSError, ValueError) as error:
                 raise ConfigError(f"{path}: damaged or incomplete ({error}). Copy or download it again") from error
     raise ConfigError(f"target {folder}: its safetensors files hold no {' and no '.join(names)}. Download it whole")
+
+
+def _read_from(path: Path, name: str, like: Tensor | None) -> Tensor | None:
+    with files.regular(path) as (file, size):
+        entries, begin = header.of(file, size)
+        if (entry := entries.get(name)) is None:
+            return None
+        dtype = entry.type()
+        if like is not None and entry.shape != like.shape:
+            raise ValueError(f"{name} is {list(entry.shape)}, where {list(like.shape)} is wanted")
+        content = torch.empty(entry.nbytes, dtype=torch.uint8)
+        file.seek(begin + entry.data_offsets[0])
+        files.fill(file, memoryview(content.numpy()))
+        return content.view(dtype).view(entry.shape)

@@ -15,7 +15,7 @@ from tlt_server.engine.parcels import Parcel, Parcels, Rows
 from tlt_server.metrics import count_features_dropped, count_features_sent
 from tlt_server.wire.features import FeatureBatch, FeatureHeader
 from tlt_server.wire.features import Rows as Described
-from tlt_server.wire.messages import Buffer
+from tlt_server.wire.messages import Buffer, short
 from tlt_server.wire.sockets import Outlet
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _goes_on(before: Rows, after: Rows) -> bool:
 def _described(run: Sequence[Rows]) -> Described:
     first = run[0]
     return Described(
-        rid=first.rid,
+        rid=short(first.rid),
         group=first.group,
         prompt_tokens=first.prompt,
         start=first.start,

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from tlt_client.schemas import SharedTarget
 
+from tlt_server.drafter.header import DTYPES
 from tlt_server.engine.publications import Publications
 from tlt_server.engine.ranks import joined, lowest, objections, twin
-from tlt_server.engine.tensorfile import DTYPES
 from tlt_server.errors import OutOfTurn, UpdateRefused
 from tlt_server.wire.update import Tensor, safetensors_parts
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tlt_server import files
+from tlt_server.drafter.header import MOST_HEADER
 from tlt_server.engine.schema import Schema, Spec, not_finite, start_schema
 from tlt_server.engine.shadow import shadow_of
 from tlt_server.engine.tensorfile import Buffer, TensorFile
@@ -62,6 +64,8 @@ class DrafterWeights:
         self._quantized = runner.model_config.quantization is not None
         self._schema = start_schema(runner)
         self._left_out = _names_of_shared(runner.model, shared)
+        others = sum(parameter.numel() for parameter in runner.model.parameters() if id(parameter) in shared)
+        self._most = _most_bytes(self._schema or {}, others + self._target_vocab)  # t2d has a byte for each token
         self._hot: torch.Tensor | None = draft_worker.hot_token_id
         with _lent_with_weights(runner):
             # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
@@ -92,7 +96,7 @@ class DrafterWeights:
         Raises:
             UpdateRefused: it is not a drafter for this server; the message says why.
         """
-        file = TensorFile(self._file(path), self._buffer)
+        file = TensorFile(self._file(path), self._buffer, self._most)
         tensors = file.tensors()
         self._check(tensors)
         with self._at_hand, self._upload.aside():
@@ -120,18 +124,22 @@ class DrafterWeights:
         if not path.is_dir():
             return path
         self._check_config(path / "config.json")
-        files = sorted(path.glob("*.safetensors"))
-        if len(files) != 1:
-            raise UpdateRefused(f"{path}: it holds {len(files)} safetensors files, a drafter is one")
-        return files[0]
+        found = sorted(path.glob("*.safetensors"))
+        if len(found) != 1:
+            raise UpdateRefused(f"{path}: it holds {len(found)} safetensors files, a drafter is one")
+        return found[0]
 
     def _check_config(self, path: Path) -> None:
         try:
-            config = json.loads(path.read_text())
+            config = json.loads(files.read(path))
         except FileNotFoundError:
             return  # then the names and shapes speak for it
-        except ValueError as error:
+        except OSError as error:
+            raise UpdateRefused(f"{path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
             raise UpdateRefused(f"{path}: not JSON ({error})") from error
+        if not isinstance(config, dict):
+            raise UpdateRefused(f"{path}: not a JSON object")
         for key in ARCHITECTURE:
             ours, theirs = self._config.get(key), config.get(key)
             if None not in (ours, theirs) and ours != theirs:
@@ -219,6 +227,11 @@ def _file_size(schema: Schema) -> int:
     """About how many bytes a file of these tensors has."""
     size: int = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in schema.values())
     return size + (1 << 20)
+
+
+def _most_bytes(schema: Schema, others: int) -> int:
+    """That a file of these tensors may have, and of so many numbers which are not the drafter's: in float64."""
+    return 8 * (sum(math.prod(spec.shape) for spec in schema.values()) + others) + MOST_HEADER
 
 
 def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:

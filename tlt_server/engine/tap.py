@@ -30,10 +30,11 @@ from tlt_server.engine.parcels import PARCEL_BYTES, Parcels, Rows, States, cut, 
 from tlt_server.engine.quota import Follow, Quota, Standing
 from tlt_server.engine.state import Stamp
 from tlt_server.metrics import count_features_dropped, count_features_sent
+from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.features import FeatureHeader
 from tlt_server.wire.features import Rows as Described
 from tlt_server.wire.messages import ModelIdentity
-from tlt_server.wire.sockets import CurveKeys, Outlet
+from tlt_server.wire.sockets import Outlet
 
 Kind = Literal["eagle", "eagle3"]
 Dtype = Literal["float32", "bfloat16", "float16"]

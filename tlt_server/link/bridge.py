@@ -12,6 +12,7 @@ from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, Reques
 
 from tlt_server.link.sharing import Sharing
 from tlt_server.wire.messages import (
+    MAX_DEVICES,
     READS_FROM_RECEIVER,
     DrafterReady,
     DrafterRefused,
@@ -24,6 +25,7 @@ from tlt_server.wire.messages import (
     TrainerLink,
     decode,
     encode,
+    short,
 )
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ T = TypeVar("T")
 EVENTS_EVERY = 0.1
 LOAD_EVERY = 0.25
 """Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
+
+KEPT = 256
+"""Of what the server has no time for now: a trainer may say more than that, and the last counts."""
 
 
 class Greeting(NamedTuple):
@@ -57,10 +62,10 @@ async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> Gree
         server=name,
         model=model,
         target_version=versions.target.version,
-        weight_version=versions.target.weight_version,
+        weight_version=short(versions.target.weight_version),
         drafter_version=versions.drafter.live.version,
         newest_drafter=versions.drafter.newest,
-        devices=tuple(status.devices),
+        devices=tuple(status.devices)[:MAX_DEVICES],
     )
     return Greeting(hello, max((event.number for event in events), default=0), lent)
 
@@ -117,7 +122,7 @@ class Bridge:
     def _hear(self) -> None:
         match decode([self._receiver.recv_bytes()], READS_FROM_RECEIVER)[0]:
             case DrafterReady() as ready:
-                self._arrived.put_nowait(ready)
+                _put(self._arrived, ready)
                 changes: dict[str, object] = {"received": ready.version}
             case DrafterRefused(version=version, reason=reason):
                 changes = {"refused": version, "reason": reason}
@@ -126,7 +131,7 @@ class Bridge:
                 self._sharing.trainer(connected)
         before, self._trainer = self._trainer, msgspec.structs.replace(self._trainer, **changes)
         if self._trainer != before:
-            self._reports.put_nowait(self._trainer)
+            _put(self._reports, self._trainer)
 
     async def _offer(self) -> None:
         while True:
@@ -161,7 +166,7 @@ class Bridge:
         self._lent = lent_after(event, self._lent)
         match event.kind:
             case "target_published":
-                self._weight_version = str(event.detail["weight_version"] or self._weight_version)
+                self._weight_version = short(str(event.detail["weight_version"] or self._weight_version))
                 version = _number(event, "version")
                 self._tell(TargetPublished(target_version=version, weight_version=self._weight_version))
                 self._sharing.published()
@@ -186,6 +191,13 @@ class Bridge:
 
     def _tell(self, notice: Notice) -> None:
         self._receiver.send_bytes(encode(notice))
+
+
+def _put(queue: asyncio.Queue[T], item: T) -> None:
+    """At the end; the first ones go where there are too many."""
+    while queue.qsize() >= KEPT:
+        queue.get_nowait()
+    queue.put_nowait(item)
 
 
 async def _served(asking: Awaitable[T], or_else: T) -> T:

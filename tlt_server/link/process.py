@@ -71,7 +71,13 @@ async def follow(settings: LinkSettings) -> None:
         )
         ours, theirs = Pipe()
         receiving = asyncio.to_thread(
-            receive, settings.address, theirs, greeted.hello, settings.folder, curve=settings.curve
+            receive,
+            settings.address,
+            theirs,
+            greeted.hello,
+            settings.folder,
+            curve=settings.curve,
+            most=settings.most,
         )
         try:
             async with asyncio.TaskGroup() as tasks:

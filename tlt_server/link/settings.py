@@ -9,10 +9,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tlt_server.config import Trainer
+from tlt_server.drafter import header
 from tlt_server.errors import ConfigError
+from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import READS_TO_SERVER, ModelIdentity
 from tlt_server.wire.receiver import lock_folder
-from tlt_server.wire.sockets import CurveKeys, Link, Outlet
+from tlt_server.wire.sockets import Link, Outlet
 
 MEMORY = Path("/dev/shm")
 DRAFTERS_KEPT = 3
@@ -26,7 +28,7 @@ class LinkSettings(NamedTuple):
 
     url, api_key, admin_key: of the server, SGLang's.
     address, name, curve, model: of the link: where the trainer is, who this server is, what its drafters must fit.
-    folder: where drafters arrive, this server's alone.
+    folder: where drafters arrive, this server's alone. most: bytes that one may have.
     """
 
     url: str
@@ -37,6 +39,7 @@ class LinkSettings(NamedTuple):
     curve: CurveKeys | None
     model: ModelIdentity
     folder: Path
+    most: int | None = None
 
 
 def settle(
@@ -61,7 +64,16 @@ def settle(
     os.close(lock_folder(folder))
     with contextlib.suppress(OSError):  # what was left there is for the receiver
         folder.rmdir()
-    return LinkSettings(url, api_key, admin_key, trainer.address, name, curve, model, folder)
+    return LinkSettings(url, api_key, admin_key, trainer.address, name, curve, model, folder, _most_bytes(drafter))
+
+
+def _most_bytes(drafter: Path) -> int:
+    """Of a drafter of the same names and shapes, in whatever dtype."""
+    try:
+        found = sum(header.nbytes(path) for path in drafter.glob("*.safetensors"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"drafter {drafter}: damaged or incomplete ({error}). Copy or download it again") from error
+    return found + header.MOST_HEADER if found else UNKNOWN_BYTES
 
 
 def _folder_for(place: str, drafter: Path) -> Path:

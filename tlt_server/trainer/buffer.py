@@ -24,6 +24,9 @@ from tlt_server.trainer.packing import Run, within
 FREED = 0.1
 """Share of the budget that is freed at once, so that not every feature needs another one's place."""
 
+MOST_PIECES, MOST_RESPONSES = 4096, 1 << 15
+"""Of one sequence, and in all: a message may bring thousands of a few bytes each, or of none but a known prompt."""
+
 
 @dataclass
 class _Pieces:
@@ -37,9 +40,12 @@ class _Pieces:
 
     def add(self, piece: Piece) -> str | None:
         """Takes a piece, or says why not."""
-        if any(other.contradicts(piece) for other in self.held):
+        if len(self.held) >= MOST_PIECES:
+            return "too many pieces"
+        over = [other for other in self.held if other.overlaps(piece)]
+        if any(other.contradicts(piece) for other in over):
             return "contradiction"
-        if any(other.covers(piece) for other in self.held):
+        if any(other.covers(piece) for other in over):
             return "known"
         self.held = [*(other for other in self.held if not piece.covers(other)), piece]
         return None
@@ -97,6 +103,7 @@ class Buffer:
         self._max_age, self._share = max_age, held_out
         self._responses: dict[str, _Response] = {}
         self._groups: dict[int, _Group] = {}
+        self._judging: set[int] = set()  # groups that are held out
         self.newest = self.nbytes = 0
         self.dropped = Counter[str]()
 
@@ -116,7 +123,7 @@ class Buffer:
         middle = min(max(feature.prompt, feature.first), stop)
         self._take(self._groups[response.group].pieces, Piece.of(feature, feature.first, middle))
         self._take(response.pieces, Piece.of(feature, middle, stop))
-        if self.nbytes > self._budget:
+        if self.nbytes > self._budget or len(self._responses) > MOST_RESPONSES:
             self._make_room()
 
     def advance(self, target_version: int) -> None:
@@ -183,6 +190,7 @@ class Buffer:
             group = self._groups.setdefault(feature.group, _Group())
             if group.newest < feature.target_version:  # its old requests may have been learnt from under this target
                 group.is_held_out = self._is_to_judge_by(feature)
+                (self._judging.add if group.is_held_out else self._judging.discard)(feature.group)
             group.requests.add(feature.request)
         group = self._groups[response.group]
         group.newest = max(group.newest, feature.target_version)
@@ -194,9 +202,10 @@ class Buffer:
             return True
         if not self._share or feature.target_version < self.newest:
             return False
-        others = [group for key, group in self._groups.items() if key != feature.group]
-        has_judges = any(group.is_held_out and group.newest == self.newest for group in others)
-        return not has_judges and any(not group.is_held_out for group in others)
+        others = self._judging - {feature.group}
+        if any(self._groups[each].newest == self.newest for each in others):
+            return False
+        return len(self._groups) - 1 > len(others)  # and there is something else to learn from
 
     def _take(self, pieces: _Pieces, piece: Piece) -> None:
         if not len(piece.tokens):
@@ -210,7 +219,7 @@ class Buffer:
         """The oldest step goes first, and of one step the shortest: so what stays of it are its long sequences."""
         order = sorted(self._responses.values(), key=lambda response: (response.version, response.length))
         for response in order:
-            if self.nbytes <= (1 - FREED) * self._budget:
+            if self.nbytes <= (1 - FREED) * self._budget and len(self._responses) <= (1 - FREED) * MOST_RESPONSES:
                 break
             self._remove(response)
             self.dropped["no room"] += 1
@@ -222,6 +231,7 @@ class Buffer:
         group.requests.remove(response.request)
         if not group.requests:
             del self._groups[response.group]
+            self._judging.discard(response.group)
             self.nbytes -= group.pieces.nbytes
 
     def _check(self, feature: Feature) -> None:

@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tlt_server.errors import ConfigError
+from tlt_server import files
+from tlt_server.errors import ConfigError, DiskFailed
 
 TENSORS, MARKER = "state.safetensors", "facts.json"
 
@@ -47,9 +48,10 @@ def newest(folder: Path) -> Saved | None:
     if not (steps := _steps(folder)):
         return None
     try:
-        facts = msgspec.json.decode((steps[-1] / MARKER).read_bytes(), type=dict[str, Any])
-        return Saved(load_file(steps[-1] / TENSORS), facts)
-    except (OSError, SafetensorError, msgspec.DecodeError) as error:
+        facts = msgspec.json.decode(files.read(steps[-1] / MARKER), type=dict[str, Any])
+        with files.regular(steps[-1] / TENSORS):
+            return Saved(load_file(steps[-1] / TENSORS), facts)
+    except (OSError, SafetensorError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise ConfigError(f"checkpoint {steps[-1]}: damaged ({error}). Remove it to resume from an older") from error
 
 
@@ -79,9 +81,14 @@ class Checkpoints:
             facts: what else is needed, as JSON can hold it.
 
         Raises:
-            OSError: the checkpoint before could not be written.
+            DiskFailed: the checkpoint before could not be written; this one is under way all the same.
         """
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._begin(step, tensors, facts)
+
+    def _begin(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         is_copied = self._copy(tensors)
         content = msgspec.json.encode(facts)
         self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
@@ -90,7 +97,7 @@ class Checkpoints:
         """Until nothing is being written.
 
         Raises:
-            OSError: the last checkpoint could not be written.
+            DiskFailed: the last checkpoint could not be written.
         """
         if self._writing is not None:
             writing, self._writing = self._writing, None
@@ -132,6 +139,15 @@ class Checkpoints:
     def _write(self, step: int, tensors: dict[str, Tensor], facts: bytes, is_copied: Callable[[], None]) -> None:
         whole = self._folder / f"step-{step:08}"
         partial = self._folder / f".{whole.name}"
+        try:
+            self._write_to(partial, whole, tensors, facts, is_copied)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise DiskFailed(f"checkpoint {whole} cannot be written ({error}): make room there") from error
+
+    def _write_to(
+        self, partial: Path, whole: Path, tensors: dict[str, Tensor], facts: bytes, is_copied: Callable[[], None]
+    ) -> None:
         partial.mkdir()
         is_copied()
         save_file(tensors, partial / TENSORS)
@@ -146,7 +162,8 @@ class Checkpoints:
 
 
 def _steps(folder: Path) -> list[Path]:
-    return sorted(marker.parent for marker in folder.glob(f"step-*/{MARKER}"))
+    found = [marker.parent for marker in folder.glob(f"step-*/{MARKER}")]
+    return sorted(found, key=lambda path: (len(path.name), path.name))  # by number, however many digits it has
 
 
 def _to_disk(path: Path) -> None:

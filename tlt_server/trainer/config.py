@@ -10,7 +10,7 @@ from tlt_server.config import DrafterKind, beside
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.loop import Settings
 from tlt_server.trainer.policy import Policy
-from tlt_server.wire.sockets import CurveKeys
+from tlt_server.wire.addresses import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]

@@ -5,8 +5,10 @@ dropped on the way or came out of the radix cache. The prompt of a group of requ
 """
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,9 +57,12 @@ class Piece:
         finals = states if feature.finals is None else feature.finals[kept].clone()
         return cls(first, feature.tokens[kept].to(torch.int64, copy=True), states, finals, feature.target_version)
 
-    @property
+    @cached_property
     def stop(self) -> int:
         return self.first + len(self.tokens)
+
+    def overlaps(self, other: "Piece") -> bool:
+        return self.first < other.stop and other.first < self.stop
 
     @property
     def nbytes(self) -> int:
@@ -83,17 +88,18 @@ def assemble(pieces: Iterable[Piece], prompt: int) -> list[Run]:
     prompt: length of the sequence's prompt. A position alone makes no run.
     """
     ordered = sorted(pieces, key=lambda piece: piece.version)
-    owner = torch.full((max((piece.stop for piece in ordered), default=0),), -1)
+    ends = sorted({end for piece in ordered for end in (piece.first, piece.stop)})  # positions may be millions
+    owner = torch.full((max(len(ends) - 1, 0),), -1)
     for index, piece in enumerate(ordered):
-        owner[piece.first : piece.stop] = index
+        owner[bisect_left(ends, piece.first) : bisect_left(ends, piece.stop)] = index
     runs: list[list[Piece]] = [[]]
-    position = 0
+    at = 0
     for index, count in zip(*(each.tolist() for each in owner.unique_consecutive(return_counts=True)), strict=True):
         if index < 0:
             runs.append([])
         else:
-            runs[-1].append(_cut(ordered[index], position, position + count))
-        position += count
+            runs[-1].append(_cut(ordered[index], ends[at], ends[at + count]))
+        at += count
     return [_join(parts, prompt) for parts in runs if sum(len(part.tokens) for part in parts) > 1]
 
 

@@ -8,11 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
-from tlt_server import __version__
+from tlt_server import __version__, files
+from tlt_server.drafter.header import MOST_HEADER
 from tlt_server.drafter.target import read_tensor
-from tlt_server.errors import ConfigError
+from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.preflight import read_config
 from tlt_server.trainer.chains import Frozen
 from tlt_server.trainer.network import Network, network
@@ -40,9 +42,16 @@ class Drafter:
 
         Raises:
             ConfigError: `out` exists.
+            DiskFailed: it cannot be written.
         """
         if out.exists():
             raise ConfigError(f"{out}: exists. Remove it, or name another folder")
+        try:
+            self._write(out, provenance)
+        except (OSError, SafetensorError) as error:
+            raise DiskFailed(f"drafter {out} cannot be written ({error}): make room there") from error
+
+    def _write(self, out: Path, provenance: Mapping[str, str]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
             whole = Path(scratch) / "whole"
@@ -60,23 +69,28 @@ def load_drafter(folder: Path) -> Drafter:
         ConfigError: it cannot be read, or its tensors are not what its config says.
     """
     config = read_config(folder)
-    made = network(config)
-    tensors = {
-        name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()
-    }
     try:
-        made.load_state_dict(tensors)
-    except RuntimeError as error:
+        made = network(config)
+        most = 8 * sum(each.numel() for each in made.state_dict().values()) + MOST_HEADER
+        paths = sorted(folder.glob("*.safetensors"))
+        made.load_state_dict({name: each for path in paths for name, each in load(files.read(path, most)).items()})
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"drafter {folder}: {' '.join(str(error).split())}") from error
     return Drafter(made, config)
 
 
-def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32) -> Frozen:
+def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:
     """Embedding and head of a target's folder; tied where it has no head.
 
+    Args:
+        like: of whose shapes they must be, which is asked before they are read.
+
     Raises:
-        ConfigError: they are not there.
+        ConfigError: they are not there, do not fit, or are not finite.
     """
-    embedding = read_tensor(folder, "model.embed_tokens.weight").to(dtype)
-    head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight").to(dtype)
+    embedding_like, head_like = (like.embedding, like.head) if like else (None, None)
+    embedding = read_tensor(folder, "model.embed_tokens.weight", like=embedding_like).to(dtype)
+    head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight", like=head_like).to(dtype)
+    if not all(torch.isfinite(torch.stack(torch.aminmax(each))).all() for each in (embedding, head)):
+        raise ConfigError(f"target {folder}: its embedding or head is not finite")
     return Frozen(embedding, head, version)

@@ -1,6 +1,7 @@
 """Features off the wire: checked, put into tensors, under the trainer's own number of their target."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,8 +18,11 @@ from tlt_server.wire.sockets import Inlet
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 16
-"""Messages between two steps of training."""
+MOST_AT_ONCE, MOST_S = 16, 1.0
+"""Messages, and seconds that they take, between two steps of training."""
+
+LARGEST = 1e6
+"""Of a state's numbers: ten times what the largest activations of models are, and its square is far from overflow."""
 
 
 class Inbox:
@@ -40,8 +44,9 @@ class Inbox:
 
     def read(self) -> Iterator[Feature]:
         """Those that have arrived, of a few messages."""
+        until = time.monotonic() + MOST_S
         for _ in range(MOST_AT_ONCE):
-            if (frames := self._inlet.receive()) is None:
+            if time.monotonic() > until or (frames := self._inlet.receive()) is None:
                 return
             yield from self._features(frames)
 
@@ -77,7 +82,7 @@ class Inbox:
                 continue
             self.received += rows.count
             yield Feature(
-                request=rows.rid,
+                request=f"{header.server} {rows.rid}",  # no server speaks of another one's requests
                 group=rows.group,
                 prompt=rows.prompt_tokens,
                 first=rows.start,
@@ -90,7 +95,10 @@ class Inbox:
     def _unusable(self, tokens: Tensor, *states: Tensor | None) -> str:
         if tokens.min() < 0 or tokens.max() >= self._model.vocab_size:
             return f"a token outside the vocabulary of {self._model.vocab_size}"
-        return "" if all(each is None or each.isfinite().all() for each in states) else "states that are not finite"
+        extremes = [bound for each in states if each is not None for bound in each.aminmax()]
+        if not all(-LARGEST <= bound.item() <= LARGEST for bound in extremes):  # so that NaN, too, is refused
+            return f"states that are not finite, or beyond {LARGEST:g}"
+        return ""
 
     def _drop(self, reason: str, tokens: int, why: str = "") -> None:
         if why and not self.dropped[reason]:

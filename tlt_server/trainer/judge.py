@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import Gate
 from tlt_server.trainer.gate import accept_length
 from tlt_server.trainer.loop import Trainer
@@ -97,9 +98,16 @@ class Judge:
             entries += run.entries
             yield run
 
+    def _kept(self, version: int) -> Network | None:
+        try:
+            return self._published.network(version)
+        except ConfigError as error:
+            log.warning("drafter %d in force: %s", version, error)
+            return None
+
     def _network(self, version: int) -> Network:
         if version != self._live[0]:
-            known = self._published.network(version)
+            known = self._kept(version)
             if known is None and version:
                 log.warning("drafter %d in force is not of this trainer: judged as the first one", version)
             self._live = version, self._start if known is None else known.to(self._device)

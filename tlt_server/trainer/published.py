@@ -12,10 +12,19 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, deserialize, safe_open
 
+from tlt_server import files
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.folder import Drafter, load_drafter
 from tlt_server.trainer.network import Network
 from tlt_server.wire.update import Tensor
+
+FILE = "model.safetensors"
+
+MOST_BYTES = 64 << 30
+"""Of a drafter's file; ten times what the largest has."""
+
+MOST_VERSION = 1 << 53
+"""As messages hold them."""
 
 KEPT = 4
 """The one in force, the one before it, which may come back, and two on their way."""
@@ -30,13 +39,25 @@ class Edition(NamedTuple):
     folder: Path
 
     def wired(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time."""
-        content = deserialize((self.folder / "model.safetensors").read_bytes())  # type: ignore[no-untyped-call]
+        """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        metadata = self.metadata()
+        try:
+            content = deserialize(files.read(self.folder / FILE, MOST_BYTES))  # type: ignore[no-untyped-call]
+        except (OSError, SafetensorError) as error:
+            raise _damaged(self.folder, error) from error
         tensors = {name: Tensor(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in content}
-        return tensors, self.metadata()
+        return tensors, metadata
 
     def metadata(self) -> dict[str, str]:
-        """All that is known of it."""
+        """All that is known of it.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
         return _metadata(self.folder)
 
 
@@ -63,6 +84,9 @@ class Published:
 
         Args:
             provenance: of its weights: trained_on and steps, and whatever else is known.
+
+        Raises:
+            DiskFailed: it cannot be written.
         """
         folder = self._folder / f"drafter-{version:08}"
         drafter.export(folder, {**provenance, "version": str(version)})
@@ -71,22 +95,37 @@ class Published:
         return _edition(folder)
 
     def network(self, version: int) -> Network | None:
-        """What a server that has this version in force drafts with; None where it is not kept, or was never ours."""
+        """What a server that has this version in force drafts with; None where it is not kept, or was never ours.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
         folder = self._folder / f"drafter-{version:08}"
         return load_drafter(folder).network if folder.exists() else None
 
     def _folders(self) -> list[Path]:
-        return sorted(self._folder.glob("drafter-*"))
+        found = self._folder.glob("drafter-*")
+        return sorted(found, key=lambda path: (len(path.name), path.name))  # by number, however many digits it has
 
 
 def _edition(folder: Path) -> Edition:
+    said = _metadata(folder)
     try:
-        said = _metadata(folder)
-        return Edition(int(said["version"]), int(said["trained_on"]), int(said["steps"]), folder)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ConfigError(f"{folder}: damaged ({error}). Remove it") from error
+        version, trained_on, steps = (int(said[name]) for name in ("version", "trained_on", "steps"))
+        if not 0 < version < MOST_VERSION or not 0 <= trained_on < MOST_VERSION or steps < 0:
+            raise ValueError(f"version {version}, trained on {trained_on}")
+    except (KeyError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    return Edition(version, trained_on, steps, folder)
 
 
 def _metadata(folder: Path) -> dict[str, str]:
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return dict(sorted(file.metadata().items()))  # which come in another order each time
+    try:
+        with files.regular(folder / FILE), safe_open(folder / FILE, framework="pt") as file:
+            return dict(sorted((file.metadata() or {}).items()))  # which come in another order each time
+    except (OSError, SafetensorError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{folder}: damaged ({error}). Remove it")

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,14 @@ log = logging.getLogger(__name__)
 
 STAGING_S = 180.0
 """Seconds, longer than a server's link waits for a drafter to be staged: its word of what became of it is lost then."""
+
+HIGHEST_GIVEN = 1 << 52
+"""Of a drafter that a server says it was given, and that ours go beyond: below what a message holds, for versions only
+grow, and one hello may not use them up."""
+
+SERVERS_KEPT = 1024
+UNUSABLE_KEPT = 64
+"""Names of servers, and paths of what was shared and could not be used."""
 
 
 @dataclass
@@ -48,8 +57,10 @@ class Servers:
         self._clock = clock
         self._servers: dict[str, _Server] = {}
         self._shared: dict[int, Path] = {}
+        self._unusable: deque[Path] = deque(maxlen=UNUSABLE_KEPT)
         self.targets = Targets()
         self.newest_drafter = 0
+        self._has_warned = False
 
     @property
     def names(self) -> list[str]:
@@ -74,8 +85,9 @@ class Servers:
         return self._shared.get(target)
 
     def forget(self, target: int) -> None:
-        """What was shared of it cannot be used."""
-        self._shared.pop(target, None)
+        """What was shared of it cannot be used, nor will it be tried again."""
+        if (path := self._shared.pop(target, None)) is not None:
+            self._unusable.append(path)
 
     def hear(self, peer: str, message: Message) -> None:
         """peer: `NAME/TOKEN`, as `Sender` names it."""
@@ -94,15 +106,30 @@ class Servers:
         if server is None:
             log.info("%s serves target %d with drafter %d", name, hello.target_version, hello.drafter_version)
         if server is None or server.peer != peer:
-            server = self._servers[name] = _Server(peer)
+            server = _Server(peer)
+        self._servers.pop(name, None)
+        self._servers[name] = server  # the last one heard is the last one here
+        if len(self._servers) > SERVERS_KEPT:
+            del self._servers[next(iter(self._servers))]
         server.heard, server.count, server.drafter = self._clock(), hello.target_version, hello.drafter_version
         server.settled = max(server.settled, hello.drafter_version)
         if hello.newest_drafter > server.given:
             server.given, server.given_at = hello.newest_drafter, server.heard
-        self.newest_drafter = max(self.newest_drafter, hello.newest_drafter)
+        self._note_given(name, hello.newest_drafter)
         target = self.targets.hear(name, hello.target_version, hello.weight_version)
         if hello.shared:
             self._share(target, hello.shared)
+
+    def _note_given(self, name: str, version: int) -> None:
+        if version <= max(HIGHEST_GIVEN, self.newest_drafter):
+            self.newest_drafter = max(self.newest_drafter, version)
+        elif not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s says that it was given drafter %d, which ours cannot go beyond: it gets none. Restart it",
+                name,
+                version,
+            )
 
     def _note(self, name: str, server: _Server, message: Message) -> None:
         match message:
@@ -121,5 +148,5 @@ class Servers:
                 log.warning("%s refuses drafter %d: %s", name, version, reason)
 
     def _share(self, target: int, path: str) -> None:
-        if target == self.targets.newest:
+        if target == self.targets.newest and Path(path) not in self._unusable:
             self._shared = {target: Path(path)}

@@ -6,14 +6,14 @@ queue until the step under way is over. Under torchrun this is rank 0; the other
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import torch
 
-from tlt_server.errors import ConfigError
+from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.results import git_revision
 from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.chains import Frozen
@@ -45,7 +45,10 @@ RECENT = 0.1
 """Weight of the last step in what happened lately."""
 
 
-Heard: TypeAlias = "SimpleQueue[tuple[str, Message]]"
+Heard: TypeAlias = deque[tuple[str, Message]]
+
+MOST_HEARD = 16384
+"""Messages that wait for the end of a step; beyond them the oldest go, and what matters of them is said again."""
 
 
 @dataclass
@@ -93,7 +96,7 @@ class Service:
         """Until it is told to end; saves what it has learnt then.
 
         Raises:
-            OSError: a checkpoint or a drafter cannot be written.
+            ConfigError: the drafter that was published last is damaged.
             RankLost: another process of this trainer is gone.
         """
         if self._edition is not None:
@@ -118,11 +121,8 @@ class Service:
 
     def _hear(self) -> None:
         parts = self._parts
-        while True:
-            try:
-                parts.servers.hear(*parts.heard.get_nowait())
-            except Empty:
-                break
+        for _ in range(len(parts.heard)):
+            parts.servers.hear(*parts.heard.popleft())
         newest = parts.servers.targets.newest
         if newest > parts.buffer.newest:
             parts.buffer.advance(newest)
@@ -135,8 +135,9 @@ class Service:
         if (folder := servers.shared(target)) is None:
             return
         try:
-            frozen = load_frozen(folder, target, parts.trainer.frozen.head.dtype)
-            parts.trainer.frozen = _fitting(frozen, parts.trainer.frozen, parts.trainer.device)
+            before, device = parts.trainer.frozen, parts.trainer.device
+            frozen = load_frozen(folder, target, before.head.dtype, like=before)
+            parts.trainer.frozen = Frozen(frozen.embedding.to(device), frozen.head.to(device), target)
         except ConfigError as error:
             log.warning("target %d: what drafters share with it cannot be used: %s", target, error)
             servers.forget(target)
@@ -230,7 +231,12 @@ class Service:
     def _publish(self, network: Network, reason: str) -> None:
         parts = self._parts
         version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
-        self._edition = parts.published.add(replace(parts.drafter, network=network), version, self._provenance())
+        try:
+            edition = parts.published.add(replace(parts.drafter, network=network), version, self._provenance())
+        except DiskFailed as error:
+            log.error("%s. Training goes on", error)
+            return
+        self._edition = edition
         self._published_for = parts.trainer.frozen.version
         self._send(self._edition)
         log.info("drafter %d is published: %s", version, reason)
@@ -242,8 +248,11 @@ class Service:
         if (steps := self._parts.trainer.steps) > self._saved:
             tensors, facts = self._parts.trainer.state()
             facts |= {"config": self._parts.drafter.config, "provenance": self._provenance()}
-            self._parts.checkpoints.save(steps, tensors, facts)
             self._saved = steps
+            try:
+                self._parts.checkpoints.save(steps, tensors, facts)
+            except DiskFailed as error:
+                log.error("%s. Training goes on", error)
 
     def _provenance(self) -> dict[str, str]:
         """Where the drafter's weights come from. trained_on: target version, as the servers count."""
@@ -274,18 +283,3 @@ class Service:
             buffer_budget=self._config.buffer_mb << 20,
             workers=parts.workers.status(),
         )
-
-
-def _fitting(frozen: Frozen, before: Frozen, device: torch.device) -> Frozen:
-    """On the device.
-
-    Raises:
-        ConfigError: it is of other shapes than those before.
-    """
-    for name, tensor, known in (
-        ("embedding", frozen.embedding, before.embedding),
-        ("head", frozen.head, before.head),
-    ):
-        if tensor.shape != known.shape:
-            raise ConfigError(f"{name} {tuple(tensor.shape)}; the target's is {tuple(known.shape)}")
-    return Frozen(frozen.embedding.to(device), frozen.head.to(device), frozen.version)

@@ -2,14 +2,14 @@
 
 import logging
 import os
-import signal
+import resource
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +17,17 @@ import torch
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import create
 from tlt_server.drafter.target import find_target
-from tlt_server.errors import ConfigError
+from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.preflight import read_config
 from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
+from tlt_server.trainer.ending import ended_by_signals
 from tlt_server.trainer.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.helper import assist
 from tlt_server.trainer.inbox import Inbox
 from tlt_server.trainer.judge import Judge
+from tlt_server.trainer.lock import locked
 from tlt_server.trainer.loop import Trainer
 from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective
 from tlt_server.trainer.memory import limit, needed
@@ -34,7 +36,7 @@ from tlt_server.trainer.packing import Run, pack
 from tlt_server.trainer.published import Published
 from tlt_server.trainer.ranks import Place, joined
 from tlt_server.trainer.servers import Servers
-from tlt_server.trainer.service import Heard, Parts, Service
+from tlt_server.trainer.service import MOST_HEARD, Heard, Parts, Service
 from tlt_server.trainer.status import shown
 from tlt_server.trainer.team import Team
 from tlt_server.trainer.workers import Workers
@@ -51,12 +53,13 @@ def train(config: TrainConfig) -> None:
     """Runs a trainer, or its part under torchrun, until SIGINT or SIGTERM.
 
     Raises:
-        ConfigError: a setting that cannot be used.
+        ConfigError: a setting that cannot be used, or a folder that is damaged or another trainer's.
+        DiskFailed: what was learnt last could not be written.
         RankLost: another process of this trainer is gone.
     """
     over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())  # a helper ends when its leader, which is told too, says so
+    ended_by_signals(over)  # a helper ends when its leader, which is told too, says so
+    _take_all_descriptors()
     torch.set_num_threads(config.threads or max(1, torch.get_num_threads() - 1))
     try:
         with joined(config.device) as place:
@@ -68,13 +71,18 @@ def train(config: TrainConfig) -> None:
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{reason} Lower entries, {config.entries}, or raise memory_gb if it is given") from error
+    except OSError as error:
+        where = error.filename or config.folder
+        raise DiskFailed(
+            f"{where}: {error.strerror or error}. Make room, or name another folder by --folder"
+        ) from error
 
 
 def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
     with prepared(config, place) as parts, ThreadPoolExecutor(1, "control") as thread:
         sending = thread.submit(parts.sender.run, parts.workers.tick)
-        service = Service(parts, lambda: over.is_set() or sending.done())
         try:
+            service = Service(parts, lambda: over.is_set() or sending.done())
             if config.spot.on and place.device.type == "cuda":
                 _rehearse(parts)
             with shown(config.host, config.port, lambda: service.status) as url:
@@ -116,10 +124,11 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         ConfigError: a setting that cannot be used.
     """
     folder = Path(config.folder)
-    target, drafter, start, trainer, buffer = learning(config, place.device)
-    published = Published(folder)
-    published.clear_away()
     with ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        target, drafter, start, trainer, buffer = learning(config, place.device)
+        published = Published(folder)
+        published.clear_away()
         trainer.team = Team(place.lines, drafter.config)
         stack.callback(trainer.team.end)
         checkpoints = Checkpoints(folder / "checkpoints", config.keep)
@@ -128,7 +137,7 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         inlet = Inlet(config.features_address, config.curve)
         stack.callback(inlet.close)
         model, servers = ModelIdentity.of(read_config(target)), Servers()
-        heard: Heard = SimpleQueue()
+        heard: Heard = deque(maxlen=MOST_HEARD)
         workers = Workers(place.devices, config.spot, lambda rank: _end_overdue(rank, config))
         width, kind = _reads(drafter)
         yield Parts(
@@ -149,9 +158,18 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         )
 
 
+def _take_all_descriptors() -> None:
+    """Files that may be open: each connection takes two, and shells allow 1024 of what the system does."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _resume(trainer: Trainer, checkpoints: Checkpoints) -> None:
     if (saved := checkpoints.newest()) is not None:
-        trainer.restore(*saved)
+        try:
+            trainer.restore(*saved)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"checkpoint: damaged ({error!r}). Remove the newest to resume from an older") from error
         log.info("training goes on from step %d", trainer.steps)
 
 
@@ -160,7 +178,7 @@ def _both(first: Callable[[str, Message], None], then: Heard) -> Callable[[str, 
 
     def hear(peer: str, message: Message) -> None:
         first(peer, message)
-        then.put((peer, message))
+        then.append((peer, message))
 
     return hear
 

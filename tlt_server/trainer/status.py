@@ -18,6 +18,9 @@ from tlt_server.errors import ConfigError
 from tlt_server.trainer.spot import State
 from tlt_server.trainer.workers import WorkerStatus
 
+CONNECTIONS = 64
+"""That are answered at a time."""
+
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer at a moment.
@@ -141,7 +144,14 @@ def shown(host: str, port: int, read: Callable[[], Status]) -> Iterator[str]:
         listening = socket.create_server((host, port))
     except OSError as error:
         raise ConfigError(f"port {port} of {host}: {error.strerror}. Name another one by --port") from error
-    server = uvicorn.Server(uvicorn.Config(_app(read), log_level="warning", lifespan="off"))
+    config = uvicorn.Config(
+        _app(read),
+        log_level="warning",
+        lifespan="off",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=1,  # second: whoever does not read its answer keeps no trainer from ending
+    )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="status")
     thread.start()
     try:

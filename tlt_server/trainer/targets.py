@@ -1,9 +1,18 @@
 """Which target a server speaks of: each counts publications for itself, and from 0 again when it is started anew."""
 
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
 UNNAMED = "default"
 """SGLang's name of weights that nobody has named."""
 
 NONE = -1
+
+KEPT = 4096
+"""Targets that are known, and servers: what peers say may not grow without end. Counts of a server are fewer."""
+COUNTS_KEPT = 64
 
 
 class Targets:
@@ -17,12 +26,12 @@ class Targets:
         self._known: dict[tuple[object, ...], int] = {}
         self._counted: dict[str, dict[int, int]] = {}
         self._life: dict[str, int] = {}
-        self._counts: list[int] = []
+        self._counts: dict[int, int] = {}
 
     @property
     def newest(self) -> int:
         """The highest number; -1 before any server was heard."""
-        return len(self._counts) - 1
+        return next(reversed(self._counts), NONE)
 
     def hear(self, server: str, count: int, name: str) -> int:
         """The number of the target that a server serves now.
@@ -32,12 +41,16 @@ class Targets:
             count: of publications since it was started.
             name: the RL trainer's, of the target.
         """
-        counted = self._counted.setdefault(server, {})
+        counted = self._counted[server] = self._counted.pop(server, {})
+        if len(self._counted) > KEPT:
+            self._life.pop(_drop_first(self._counted), None)
         if counted and count < max(counted):
             counted.clear()
             self._life[server] = 1 + max(self._life.values(), default=0)
         if count not in counted:
             counted[count] = self._number(max(counted.values(), default=NONE), server, count, name)
+            if len(counted) > COUNTS_KEPT:
+                _drop_first(counted)
         return counted[count]
 
     def of(self, server: str, count: int) -> int | None:
@@ -45,12 +58,24 @@ class Targets:
         return self._counted.get(server, {}).get(count)
 
     def count_of(self, number: int) -> int:
-        """How the server counts it that told of it first."""
+        """How the server counts it that told of it first; of the last `KEPT`."""
         return self._counts[number]
 
     def _number(self, before: int, server: str, count: int, name: str) -> int:
         key = (name,) if name != UNNAMED else (self._life.get(server, 0), count)
         if self._known.get(key, NONE) <= before:  # new, or an old name for other weights
-            self._counts.append(count)
+            self._counts[self.newest + 1] = count
+            self._known.pop(key, None)
             self._known[key] = self.newest
+            if len(self._counts) > KEPT:
+                _drop_first(self._counts)
+            if len(self._known) > KEPT:
+                _drop_first(self._known)
         return self._known[key]
+
+
+def _drop_first(table: dict[K, V]) -> K:
+    """What was put there first; its key."""
+    first = next(iter(table))
+    del table[first]
+    return first

@@ -8,6 +8,7 @@ import msgspec
 
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import SpotSettings
+from tlt_server.trainer.servers import SERVERS_KEPT
 from tlt_server.trainer.spot import Action, Overdue, Spot, State, Yield
 from tlt_server.wire.messages import Hello, Load, Message
 
@@ -81,11 +82,17 @@ class Workers:
         for rank, device in enumerate(self._devices):
             if self._settings.on and device in devices and self._is_own(rank):
                 self._asked.setdefault(rank, now)
-        self._servers[server] = devices
+        self._servers.pop(server, None)
+        self._servers[server] = devices  # the last one heard is the last one here
+        if len(self._servers) > SERVERS_KEPT:
+            del self._servers[gone := next(iter(self._servers))]
+            self._loads.pop(gone, None)
 
     def _report(self, server: str, load: int) -> None:
         """A device's load is that of all its servers that are not silent."""
         now, devices = self._count(), self._servers.get(server, ())
+        if not devices:
+            return
         self._loads[server] = now, load
         for rank, device in enumerate(self._devices):
             if device in devices:

@@ -12,10 +12,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import Buffer, Count, ModelIdentity, opened, sealed
+from tlt_server.wire.messages import Buffer, Count, ModelIdentity, Name, opened, sealed
 
 MAX_TOKENS = 1 << 24
 """Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
+
+FRAMES = 4
+MAX_WIDTH = 1 << 20
+MAX_ROWS = 1 << 14
+"""Groups of rows in a message: a parcel of small states has one for each of its tokens at most."""
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -28,24 +33,28 @@ class Rows(Struct, frozen=True, forbid_unknown_fields=True):
     whether the target was being written then, so that it was neither that version nor the one before.
     """
 
-    rid: str
-    group: Annotated[int, Meta(ge=0)]
-    prompt_tokens: Count
+    rid: Name
+    group: Annotated[int, Meta(ge=0)]  # 64 bits, as msgpack has no more
+    prompt_tokens: Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
     start: Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
     count: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
     target_version: Count
     partial: bool = False
 
+    def __post_init__(self) -> None:
+        if self.start + self.count > MAX_TOKENS:
+            raise ValueError(f"tokens [{self.start}, {self.start + self.count}) of a sequence of {MAX_TOKENS} at most")
+
 
 class FeatureHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """server: as in its `Hello`. dtype: of all states. width: of a row of what the drafter reads."""
 
-    server: str
+    server: Name
     model: ModelIdentity
     kind: Literal["eagle", "eagle3"]
     dtype: Literal["float32", "bfloat16", "float16"]
-    width: Annotated[int, Meta(ge=1)]
-    rows: Annotated[tuple[Rows, ...], Meta(min_length=1)]
+    width: Annotated[int, Meta(ge=1, lt=MAX_WIDTH)]
+    rows: Annotated[tuple[Rows, ...], Meta(min_length=1, max_length=MAX_ROWS)]
 
     @property
     def tokens(self) -> int:
@@ -71,6 +80,8 @@ class FeatureBatch(NamedTuple):
         Raises:
             WireError: they are none.
         """
+        if len(frames) != FRAMES:
+            raise WireError(f"features in {len(frames)} frames; they take {FRAMES}")
         body = opened(memoryview(frames[0]), len(frames))
         try:
             header = _READS.decode(body)

@@ -26,14 +26,24 @@ MAX_CHUNKS_WANTED = 4
 """Chunks that a receiver may ask for at once."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Count = Annotated[int, Meta(ge=0)]
+MAX_NAME, MAX_REASON, MAX_PATH = 256, 2000, 4096
+"""Characters."""
+MAX_DIGESTS = 4 << 20
+"""Bytes of them: 256 GiB in chunks of 2 MiB."""
+MAX_DEVICES = 64
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+"""What JSON's numbers hold exactly, and 64 bits with room to add to."""
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+FilePath = Annotated[str, Meta(max_length=MAX_PATH, pattern=r"^[^\x00]*$")]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
     """What a drafter must fit: the target's architecture (of its config.json), hidden size and vocabulary."""
 
-    architecture: str
+    architecture: Name
     hidden_size: Count
     vocab_size: Count
 
@@ -71,21 +81,21 @@ class Hello(Message, frozen=True):
     devices: that it computes on, by `tlt_server.devices.identity`.
     """
 
-    server: str
+    server: Name
     model: ModelIdentity
     target_version: Count
-    weight_version: str
+    weight_version: Name
     drafter_version: Count
     newest_drafter: Count
-    shared: str = ""
-    devices: tuple[str, ...] = ()
+    shared: FilePath = ""
+    devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_DEVICES)] = ()
 
 
 class TargetPublished(Message, frozen=True):
     """Server -> trainer, once for each publication. weight_version: the RL trainer's own name for it."""
 
     target_version: Count
-    weight_version: str
+    weight_version: Name
 
 
 class TargetShared(Message, frozen=True):
@@ -96,7 +106,7 @@ class TargetShared(Message, frozen=True):
     """
 
     target_version: Count
-    path: str
+    path: FilePath
 
 
 class DrafterSwapped(Message, frozen=True):
@@ -105,7 +115,7 @@ class DrafterSwapped(Message, frozen=True):
     version: Count
     outcome: Literal["live", "refused", "rolled_back"]
     drafter_version: Count
-    reason: str = ""
+    reason: Reason = ""
 
 
 class Load(Message, frozen=True):
@@ -141,7 +151,7 @@ class DrafterRefused(Message, frozen=True):
     """Receiver -> sender, and to its own server: this update is not taken, and need not be offered again."""
 
     version: Count
-    reason: str
+    reason: Reason
 
 
 # -- trainer -> server ----------------------------------------------------------------------------------------------
@@ -160,12 +170,12 @@ class DrafterUpdate(Message, frozen=True):
     digests: the sha256 of every chunk, end to end.
     """
 
-    version: Annotated[int, Meta(ge=1)]
+    version: Annotated[int, Meta(ge=1, lt=1 << 53)]
     trained_on: Count
     model: ModelIdentity
-    size: Annotated[int, Meta(ge=1)]
+    size: Annotated[int, Meta(ge=1, lt=1 << 53)]
     chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
-    digests: bytes
+    digests: Annotated[bytes, Meta(max_length=MAX_DIGESTS)]
 
     def __post_init__(self) -> None:
         if len(self.digests) != 32 * self.chunks:
@@ -194,7 +204,7 @@ class DrafterChunk(Message, frozen=True):
 class Rejected(Message, frozen=True):
     """Either -> either: a message of yours could not be read or used, and was dropped."""
 
-    reason: str
+    reason: Reason
 
 
 # -- receiver -> its own server, on a pipe --------------------------------------------------------------------------
@@ -205,7 +215,7 @@ class DrafterReady(Message, frozen=True):
 
     version: Count
     trained_on: Count
-    path: str
+    path: FilePath
 
 
 class TrainerLink(Message, frozen=True):
@@ -225,10 +235,17 @@ READS_NOTICES = Decoder(Notice)
 READS_FROM_RECEIVER = Decoder(DrafterReady | DrafterRefused | TrainerLink)
 
 
+def short(name: str) -> str:
+    """A name that users choose, or a digest of it where no message holds it."""
+    return name if len(name) <= MAX_NAME else hashlib.sha256(name.encode(errors="replace")).hexdigest()
+
+
 def encode(message: Message) -> bytes:
-    """The header frame of a message."""
+    """The header frame of a message. A reason is cut to what the peer takes."""
     if isinstance(message, Rejected):
         return b"\0" + message.reason[:500].encode(errors="replace")
+    if len(getattr(message, "reason", "")) > MAX_REASON:
+        message = msgspec.structs.replace(message, reason=message.reason[:MAX_REASON])  # type: ignore[attr-defined]
     return sealed(msgspec.msgpack.encode(message))
 
 

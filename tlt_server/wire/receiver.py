@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tlt_server.errors import ConfigError, WireError
+from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import (
     MAX_CHUNKS_WANTED,
     READS_NOTICES,
@@ -34,7 +35,7 @@ from tlt_server.wire.messages import (
     decode,
     encode,
 )
-from tlt_server.wire.sockets import TRAINER, CurveKeys, Link
+from tlt_server.wire.sockets import TRAINER, Link
 from tlt_server.wire.update import Incoming
 
 HELLO_EVERY = 1.0
@@ -51,15 +52,25 @@ MAX_DAMAGED = 3
 """Chunks damaged one after another, after which it is not the line."""
 
 
-def receive(address: str, server: Connection, hello: Hello, folder: Path, *, curve: CurveKeys | None = None) -> None:
+def receive(
+    address: str,
+    server: Connection,
+    hello: Hello,
+    folder: Path,
+    *,
+    curve: CurveKeys | None = None,
+    most: int | None = None,
+) -> None:
     """A receiver from beginning to end, for one thread; returns when the server's end of the pipe is closed.
+
+    most: as for `Receiver`.
 
     Raises:
         ConfigError: the address, the keys or the folder cannot be used.
     """
     link = Link(address, READS_TO_SERVER, hello.server, curve)
     try:
-        Receiver(link, server, hello, folder).run()
+        Receiver(link, server, hello, folder, most=most).run()
     finally:
         link.close()
 
@@ -75,6 +86,7 @@ class Receiver:
         server: the server's pipe: encoded notices come in, `READS_FROM_RECEIVER` go out.
         hello: the server's state now; from here on it follows from the notices.
         folder: this receiver's alone, best in memory (/dev/shm); made if it is not there.
+        most: bytes that a drafter may have; None: as many as there is room for.
 
     Raises:
         ConfigError: the folder cannot be used, or another receiver uses it.
@@ -87,12 +99,13 @@ class Receiver:
         hello: Hello,
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
     ) -> None:
         self._trainer = trainer
         self._server = server
         self._hello = hello
         self._folder = folder
-        self._clock = clock
+        self._clock, self._most = clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
         self._to_server: deque[Message] = deque()
@@ -199,6 +212,8 @@ class Receiver:
         newest = self._hello.newest_drafter
         if update.model != self._hello.model:
             return f"it is for {update.model}; this server's target is {self._hello.model}"
+        if self._most is not None and update.size > self._most:
+            return f"it has {update.size} bytes, and one of this server's drafter {self._most} at most"
         if update.version < newest:
             return f"version {update.version} is older than {newest}, which this server was given: raise the version"
         if update.version == newest and self._received not in {None, update.digest}:

@@ -26,12 +26,31 @@ NOTICE_WITHIN = 0.02
 """Seconds until a quiet sender notices what another thread has asked of it."""
 
 
+MAX_SERVERS = 256
+"""At once; a hello of one more is rejected."""
+
+MESSAGES_A_SECOND, MESSAGES_AT_ONCE = 64, 512
+"""Of a server, but for chunks that it asks for: it says a few a second, and after a cut what it could not say."""
+
+
 @dataclass
 class Server:
-    """What the sender knows of one: when it was heard, and the highest version that it received or refused."""
+    """What the sender knows of one: when it was heard, and the highest version that it received or refused.
+
+    allowance: of messages, as of `counted`.
+    """
 
     heard: float = 0.0
     settled: int = 0
+    allowance: float = MESSAGES_AT_ONCE
+    counted: float = 0.0
+
+    def may_speak(self, now: float) -> bool:
+        """Counts a message."""
+        more = (now - self.counted) * MESSAGES_A_SECOND
+        self.allowance, self.counted = min(self.allowance + more, MESSAGES_AT_ONCE), now
+        self.allowance -= self.allowance >= 1
+        return self.allowance >= 1
 
 
 class Sender:
@@ -112,16 +131,30 @@ class Sender:
         self._servers = {peer: server for peer, server in self._servers.items() if now - server.heard < SILENCE}
 
     def _handle(self, peer: bytes, message: Message) -> None:
+        server = self._servers.get(peer)
         if isinstance(message, ChunksWanted):
-            self._send_chunks(peer, message)
-        elif isinstance(message, Hello) and message.model != self._model:
-            self._link.reject(peer, f"this trainer's drafters are for {self._model}, not for {message.model}")
+            if server is not None:
+                self._send_chunks(peer, message)
+        elif server is not None and not server.may_speak(self._clock()):
+            self._link.reject(peer, f"more than {MESSAGES_A_SECOND} messages a second")
+        elif isinstance(message, Hello) and (fault := self._fault(peer, message)):
+            self._link.reject(peer, fault)
         else:
             self._hear_server(peer, message)
 
+    def _fault(self, peer: bytes, hello: Hello) -> str:
+        """Why a server is turned away; empty where it is not."""
+        if hello.model != self._model:
+            return f"this trainer's drafters are for {self._model}, not for {hello.model}"
+        if not hello.server.isprintable() or peer.decode(errors="replace").rpartition("/")[0] != hello.server:
+            return f"server {hello.server!r} speaks as {peer!r}: its name and a token are wanted"
+        if peer not in self._servers and len(self._servers) >= MAX_SERVERS:
+            return f"this trainer has {MAX_SERVERS} servers, and takes no more"
+        return ""
+
     def _hear_server(self, peer: bytes, message: Message) -> None:
         if isinstance(message, Hello):
-            self._servers.setdefault(peer, Server()).heard = self._clock()
+            self._servers.setdefault(peer, Server(counted=self._clock())).heard = self._clock()
             self._link.send(Heartbeat(newest_drafter=self._newest), to=peer)
             self._offer(peer)
         if peer not in self._servers:

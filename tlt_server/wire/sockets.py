@@ -1,4 +1,4 @@
-"""The sockets, and the only file that touches zmq.
+"""The sockets; beside them, only addresses.py and connections.py touch zmq.
 
 | link     | sockets                                        | what may be lost                                   |
 |----------|------------------------------------------------|----------------------------------------------------|
@@ -9,21 +9,31 @@ Sending never blocks. A server that is slow asks for fewer chunks; the high-wate
 not read can make us hold.
 """
 
-import ipaddress
 import logging
+import math
+import os
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
-import zmq.auth
 from msgspec.msgpack import Decoder
 from zmq.auth.thread import ThreadAuthenticator
 
 from tlt_server.errors import ConfigError, WireError
-from tlt_server.wire.messages import MAX_CHUNK_BYTES, MAX_CHUNKS_WANTED, Buffer, Message, Rejected, decode, encode
+from tlt_server.wire.addresses import CurveKeys, check_address, secure
+from tlt_server.wire.connections import Bounds, Doorkeeper
+from tlt_server.wire.messages import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNKS_WANTED,
+    MAX_DIGESTS,
+    Buffer,
+    Message,
+    Rejected,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +47,29 @@ FEATURES_WAITING = 64
 FEATURES_UNSENT = 4
 """Of those, on the server's side."""
 
-MAX_FEATURES_BYTES = 64 << 20
-"""Of a message's largest frame."""
+MAX_FEATURES_BYTES = 32 << 20
+"""Of a message's largest frame: a server sends a few MiB, and a parcel of 16 MiB more at most."""
+
+MAX_WORD_BYTES = 64 << 10
+"""Of a frame that a server sends on the control link."""
+
+MAX_CHUNK_FRAME_BYTES = max(MAX_CHUNK_BYTES, MAX_DIGESTS) + MAX_WORD_BYTES
+"""Of one that the trainer sends."""
+
+CONTROL = Bounds(connections=128, waiting=16 << 20, in_all=256 << 20, prove_within=10.0)
+FEATURES = Bounds(
+    connections=128, waiting=512 << 20, in_all=2 << 30, prove_within=math.inf
+)  # a quiet server sends none
+
+HANDSHAKE_WITHIN = 5.0
+"""Seconds, until a peer has shown that it speaks ZMTP and, where they are asked for, its keys."""
+
+MAX_PEERS_COUNTED = 1024
+OTHERS = b"others"
+"""Whom messages that cannot be read are counted for, once so many peers have sent some."""
 
 TRAINER = b"the trainer"
 """The one peer of a side that connects."""
-
-
-class CurveKeys(NamedTuple):
-    """CURVE certificates, as `zmq.auth.create_certificates` writes them.
-
-    own: this side's, with its secret key. peers: where we bind, a folder of the public ones that may connect; where we
-    connect, the public one of the side that binds.
-    """
-
-    own: Path
-    peers: Path
 
 
 class Link:
@@ -62,18 +79,24 @@ class Link:
         address: `ipc://PATH` or `tcp://HOST:PORT`; of a host other than loopback only with `curve`.
         reads: the messages that arrive here.
         name: connects, and is known to the peer as `NAME/TOKEN`; None: binds.
+        bounds: of those who connect, where it binds.
 
     Attributes:
-        rejected: messages dropped because they could not be read or used, by peer.
+        rejected: messages dropped because they could not be read or used, by peer, as far as there are not too many.
 
     Raises:
         ConfigError: the address or a key cannot be used.
     """
 
     def __init__(
-        self, address: str, reads: Decoder[Message], name: str | None = None, curve: CurveKeys | None = None
+        self,
+        address: str,
+        reads: Decoder[Message],
+        name: str | None = None,
+        curve: CurveKeys | None = None,
+        bounds: Bounds = CONTROL,
     ) -> None:
-        _check_address(address, curve)
+        check_address(address, curve)
         self.rejected: Counter[bytes] = Counter()
         self._rejected_us: set[bytes] = set()
         self._reads = reads
@@ -83,11 +106,16 @@ class Link:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if self._binds else zmq.DEALER)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._door: Doorkeeper | None = None
         try:
             self._configure(name)
             if curve is not None:
-                _secure(self._socket, curve, self._authenticator if self._binds else None)
-            (self._socket.bind if self._binds else self._socket.connect)(address)
+                secure(self._socket, curve, self._authenticator if self._binds else None)
+            if self._binds:
+                self._door = Doorkeeper(self._socket, bounds, address)
+                _bind(self._socket, address)
+            else:
+                self._socket.connect(address)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
             raise ConfigError(f"link {address}: {error}") from error
@@ -127,23 +155,32 @@ class Link:
         try:
             message, payload = decode([frame.buffer for frame in frames], self._reads)
         except WireError as error:
+            self._took(frames, proves=False)
             self.reject(peer, str(error))
             return None
+        self._took(frames, proves=True)
         if not isinstance(message, Rejected):
             return peer, message, payload
-        if peer not in self._rejected_us:
+        if peer not in self._rejected_us and len(self._rejected_us) < MAX_PEERS_COUNTED:
             self._rejected_us.add(peer)
             log.warning("%r rejects what we send: %r", peer, message.reason)
         return None
 
+    def _took(self, frames: "list[zmq.Frame]", *, proves: bool) -> None:
+        if self._door is not None and frames:  # a ROUTER is given none where a peer sends none but its name
+            self._door.took(frames, proves=proves)
+
     def reject(self, peer: bytes, reason: str) -> None:
         """Counts a message that could not be read or used, logs a peer's first, and tells the peer."""
-        self.rejected[peer] += 1
-        if self.rejected[peer] == 1:
+        known = peer if peer in self.rejected or len(self.rejected) < MAX_PEERS_COUNTED else OTHERS
+        self.rejected[known] += 1
+        if self.rejected[known] == 1:
             log.warning("dropped a message of %r: %s; further ones are only counted", peer, reason)
         self.send(Rejected(reason=reason), to=peer)
 
     def close(self) -> None:
+        if self._door is not None:
+            self._door.close()
         self._socket.close()
         self._authenticator.stop()
         self._context.term()
@@ -152,7 +189,8 @@ class Link:
         socket = self._socket
         socket.linger = 0
         socket.sndhwm = socket.rcvhwm = HIGH_WATER_MARK
-        socket.maxmsgsize = 2 * MAX_CHUNK_BYTES
+        socket.maxmsgsize = MAX_WORD_BYTES if self._binds else MAX_CHUNK_FRAME_BYTES
+        socket.handshake_ivl = int(HANDSHAKE_WITHIN * 1000)
         _notice_a_cut(socket)
         if name is None:
             socket.router_mandatory = True  # else what cannot be sent is dropped without a word
@@ -168,21 +206,25 @@ class Inlet:
 
     Args:
         address: to bind, as for `Link`.
+        bounds: of those who connect.
 
     Raises:
         ConfigError: the address or a key cannot be used.
     """
 
-    def __init__(self, address: str, curve: CurveKeys | None = None) -> None:
-        _check_address(address, curve)
+    def __init__(self, address: str, curve: CurveKeys | None = None, bounds: Bounds = FEATURES) -> None:
+        check_address(address, curve)
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._socket.rcvhwm, self._socket.maxmsgsize = FEATURES_WAITING, MAX_FEATURES_BYTES
+        self._socket.handshake_ivl = int(HANDSHAKE_WITHIN * 1000)
+        self._door: Doorkeeper | None = None
         try:
             if curve is not None:
-                _secure(self._socket, curve, self._authenticator)
-            self._socket.bind(address)
+                secure(self._socket, curve, self._authenticator)
+            self._door = Doorkeeper(self._socket, bounds, address)
+            _bind(self._socket, address)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
             raise ConfigError(f"link {address}: {error}") from error
@@ -199,11 +241,16 @@ class Inlet:
     def receive(self) -> list[Buffer] | None:
         """The frames of the next message; None if there is none."""
         try:
-            return [frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        if self._door is not None:
+            self._door.took(frames, proves=True)
+        return [frame.buffer for frame in frames]
 
     def close(self) -> None:
+        if self._door is not None:
+            self._door.close()
         self._socket.close(linger=0)
         self._authenticator.stop()
         self._context.term()
@@ -220,7 +267,7 @@ class Outlet:
     """
 
     def __init__(self, address: str, curve: CurveKeys | None = None) -> None:
-        _check_address(address, curve)
+        check_address(address, curve)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
         self._socket.sndhwm, self._socket.linger = FEATURES_UNSENT, 0
@@ -229,7 +276,7 @@ class Outlet:
         _notice_a_cut(self._socket)
         try:
             if curve is not None:
-                _secure(self._socket, curve)
+                secure(self._socket, curve)
             self._socket.connect(address)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
@@ -253,6 +300,15 @@ class Outlet:
         self._context.term()
 
 
+def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
+    """What is bound in the file system, its owner alone may connect to."""
+    before = os.umask(0o077)
+    try:
+        socket.bind(address)
+    finally:
+        os.umask(before)
+
+
 def _notice_a_cut(socket: "zmq.Socket[bytes]") -> None:
     """Has the kernel give up a TCP connection that is silent for ten seconds, or answers nothing for five.
 
@@ -262,41 +318,3 @@ def _notice_a_cut(socket: "zmq.Socket[bytes]") -> None:
     socket.tcp_keepalive, socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = 1, 5, 1  # seconds
     socket.tcp_keepalive_cnt = 5
     socket.tcp_maxrt = 5000  # ms
-
-
-def _secure(socket: "zmq.Socket[bytes]", curve: CurveKeys, authenticator: ThreadAuthenticator | None = None) -> None:
-    """authenticator: of a side that binds."""
-    socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
-    if secret is None:
-        raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
-    socket.curve_secretkey = secret
-    if authenticator is None:
-        socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
-        return
-    if not zmq.auth.load_certificates(curve.peers):
-        raise ConfigError(f"no certificate (*.key) in {curve.peers}: put the public ones of the peers there")
-    socket.curve_server = True
-    authenticator.start()
-    authenticator.configure_curve(location=curve.peers)
-
-
-def _check_address(address: str, curve: CurveKeys | None) -> None:
-    """ipc and loopback stay on the machine; all else crosses a network, where anybody could speak and listen."""
-    scheme, _, place = address.partition("://")
-    host, _, port = place.rpartition(":")
-    if not place or not (scheme == "ipc" or (scheme == "tcp" and host and _is_port(port))):
-        raise ConfigError(f"link {address}: write ipc://PATH or tcp://HOST:PORT")
-    if scheme == "tcp" and curve is None and not _is_loopback(host.strip("[]")):
-        raise ConfigError(f"link {address} leaves this machine: give CURVE keys, or use 127.0.0.1")
-
-
-def _is_port(text: str) -> bool:
-    """libzmq connects to what is none without a word. `*`: where we bind, the system chooses one."""
-    return text == "*" or (text.isdecimal() and int(text) < 1 << 16)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

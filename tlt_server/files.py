@@ -1,0 +1,65 @@
+"""Regular files, of a size known before they are read: a path that others name or write may lead to anything.
+
+A pipe would be waited for, a device has no end, and a file may be larger than memory. Errors are OSErrors, whose
+`strerror` says what is wrong.
+"""
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MOST_JSON = 16 << 20
+"""Bytes of a config.json, or of facts; a hundred times what any has."""
+
+
+@contextmanager
+def regular(path: Path, most: int | None = None) -> Iterator[tuple[io.FileIO, int]]:
+    """The file, unbuffered, and its size.
+
+    Args:
+        most: bytes that it may have.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or is larger.
+    """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a path with a NUL in it", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if most is not None and found.st_size > most:
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, where {most} are the most", str(path))
+        yield io.FileIO(descriptor, closefd=False), found.st_size
+    finally:
+        os.close(descriptor)
+
+
+def fill(file: io.FileIO, memory: memoryview) -> None:
+    """Reads until the memory is full.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    done = 0
+    while done < len(memory):
+        if not (count := file.readinto(memory[done:])):
+            raise OSError(errno.EIO, "cut short")
+        done += count
+
+
+def read(path: Path, most: int = MOST_JSON) -> bytes:
+    """All of it.
+
+    Raises:
+        OSError: as `regular`, or it grew shorter meanwhile.
+    """
+    with regular(path, most) as (file, size):
+        content = bytearray(size)
+        fill(file, memoryview(content))
+        return bytes(content)
