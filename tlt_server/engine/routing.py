@@ -205,7 +205,8 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             self.state.publications.refused(weight_version)
             return
         self.state.target_era += 1
-        names = update.names if update.wrote else None  # a loader of the user's own went past us
+        past_us = success and not update.wrote  # a loader of the user's own, which need not call the model's
+        names = None if past_us else update.names
         self.state.publications.wrote(weight_version, names, torn=not success)
 
     def _flush(self, recv_req: Any) -> Outcome:
