@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.safety.bodies import LEGAL, hostile
-from tlt_server.api.fields import openai
+from tlt_server.api.fields import openai, scores
 from tlt_server.api.fields.anthropic import COUNT_TOKENS, MESSAGES
 from tlt_server.api.fields.field import Effect, Field, Server, Table
 from tlt_server.api.fields.foreign import FOREIGN
@@ -40,10 +40,10 @@ def models() -> list[tuple[Table, set[str]]]:
     pydantic = {
         openai.COMPLETION: protocol.CompletionRequest,
         openai.CHAT: protocol.ChatCompletionRequest,
-        openai.EMBEDDING: protocol.EmbeddingRequest,
-        openai.CLASSIFY: protocol.ClassifyRequest,
-        openai.SCORE: protocol.ScoringRequest,
-        openai.RERANK: protocol.V1RerankReqInput,
+        scores.EMBEDDING: protocol.EmbeddingRequest,
+        scores.CLASSIFY: protocol.ClassifyRequest,
+        scores.SCORE: protocol.ScoringRequest,
+        scores.RERANK: protocol.V1RerankReqInput,
         openai.TOKENIZE: protocol.TokenizeRequest,
         openai.DETOKENIZE: protocol.DetokenizeRequest,
         MESSAGES: anthropic.AnthropicMessagesRequest,

@@ -64,13 +64,13 @@ def test_legal_requests_pass(http: httpx.Client, path: str) -> None:
         assert answer.status_code == (400 if refused else 200), (body, answer.text)
 
 
-def test_a_request_under_an_id_that_is_in_use_harms_nobody(http: httpx.Client) -> None:
+def test_a_request_under_an_id_that_is_in_use_harms_nobody(http: httpx.Client, url: str) -> None:
     asked = {"text": "3*4", "rid": "mine", "stream": True}
     slow = asked | {"sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
     with http.stream("POST", "/generate", json=slow) as first:
         lines = first.iter_lines()
         next(lines)
-        answer = httpx.post(f"{http.base_url}generate".replace("//generate", "/generate"), json=asked)
+        answer = httpx.post(f"{url}/generate", json=asked)
         assert answer.status_code == 400
         assert "under way" in answer.text
 

@@ -30,7 +30,6 @@ NEEDS = {
     "indexer": "--enable-return-indexer-topk",
     "thinking": "--enable-strict-thinking",
     "reasoning": "--reasoning-parser",
-    "processors": "--enable-custom-logit-processor",
     "seeds": "--enable-deterministic-inference",
     "embedding": "--is-embedding",
     "suffixes": "--completion-template",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tlt_server.api.fields import anthropic, native, openai
+from tlt_server.api.fields import anthropic, native, openai, scores
 from tlt_server.api.fields.field import Table
 
 TABLES: Mapping[str, Table] = {
@@ -12,10 +12,10 @@ TABLES: Mapping[str, Table] = {
     "/v1/completions": openai.COMPLETION,
     "/v1/chat/completions": openai.CHAT,
     "/invocations": openai.CHAT,
-    "/v1/embeddings": openai.EMBEDDING,
-    "/v1/classify": openai.CLASSIFY,
-    "/v1/score": openai.SCORE,
-    "/v1/rerank": openai.RERANK,
+    "/v1/embeddings": scores.EMBEDDING,
+    "/v1/classify": scores.CLASSIFY,
+    "/v1/score": scores.SCORE,
+    "/v1/rerank": scores.RERANK,
     "/v1/tokenize": openai.TOKENIZE,
     "/tokenize": openai.TOKENIZE,
     "/v1/detokenize": openai.DETOKENIZE,

@@ -29,7 +29,7 @@ States = bool | Literal["last"] | list[bool | Literal["last"]]
 
 HIGHEST = 1e30
 """What may be added to a logit: beyond it float32 ends, at temperatures near 0."""
-LONGEST_TOKEN = 256
+LONGEST_TOKEN = 64
 """Characters: a text of more than these for each token of the context cannot fit."""
 MAX_STOPS, MAX_STOP_LENGTH = 256, 1024
 MAX_TOP_LOGPROBS = 4096
