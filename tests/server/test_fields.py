@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -73,6 +74,18 @@ def test_a_request_under_an_id_that_is_in_use_harms_nobody(http: httpx.Client, u
         answer = httpx.post(f"{url}/generate", json=asked)
         assert answer.status_code == 400
         assert "under way" in answer.text
+
+
+def test_logprobs_of_token_ids_beside_requests_without(http: httpx.Client) -> None:
+    """In one batch, of prefill and of decoding."""
+    asked = {"text": "3*4", "sampling_params": SHORT | {"ignore_eos": True}, "return_logprob": True}
+    bodies = [asked | ({"token_ids_logprob": [5, 6]} if i % 2 else {}) for i in range(32)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda body: http.post("/generate", json=body), bodies))
+    assert [answer.status_code for answer in answers] == [200] * 32
+    for answer in answers[1::2]:
+        logged = answer.json()["meta_info"]["output_token_ids_logprobs"]
+        assert [[token for _, token, _ in position] for position in logged] == [[5, 6]] * 4
 
 
 def test_hostile_requests_end_nothing_and_change_nothing(url: str, tmp_path: Path) -> None:
