@@ -137,6 +137,12 @@ def test_what_a_server_must_be_started_for() -> None:
         accept("/generate", {"text": "3", "lora_path": "a"})
 
 
+def test_what_is_refused_is_dropped_where_it_asks_for_nothing() -> None:
+    nothing = {"received_time": False, "lora_id": "", "image_data": [], "positional_embed_overrides": {}}
+    assert accept("/generate", {"text": "3"} | nothing) == ({"text": "3"}, [])
+    assert accept("/v1/completions", {"prompt": "3", "best_of": 1}) == ({"prompt": "3"}, [])
+
+
 def test_null_is_a_parameters_value_and_elsewhere_nothing() -> None:
     """Upstream's max_new_tokens is 128 if it is not given, and up to the context if it is null."""
     body = {"text": "3", "rid": None, "sampling_params": {"max_new_tokens": None}}

@@ -90,6 +90,11 @@ class Field(NamedTuple):
             return True
         return not isinstance(value, list | dict) and value in self.neutral
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether a neutral value is passed on where the field is not served; one that is refused is dropped."""
+        return self.effect is not Effect.REFUSED and self.type is not Any
+
     def served_by(self, server: Server) -> bool:
         """Whether the server does what the field asks for."""
         if self.effect in (Effect.HONOURED, Effect.NONE) and not self.needs:
@@ -133,10 +138,12 @@ class Table:
             field = self.fields.get(name)
             if field is None:
                 ignored += self._foreign(name, value, server, at)
-            elif value is not None or self.nulls:
+            elif field.served_by(server) or (field.is_typed and field.is_neutral(value)):
+                if value is not None or self.nulls:
+                    accepted[name] = value
+            elif not field.is_neutral(value):
+                ignored += [_unserved(field, value, at)]
                 accepted[name] = value
-                if not (field.is_neutral(value) or field.served_by(server)):
-                    ignored += [_unserved(field, value, at)]
         self._convert(accepted, at)
         for name, value in accepted.items():
             field = self.fields[name]
@@ -202,7 +209,7 @@ def _named(check: Check, value: Any, server: Server, at: str) -> None:
     try:
         check(value, server)
     except BadRequest as error:
-        raise BadRequest(f"{at}: {error}" if at and not at.endswith((".",)) else f"{at}{error}") from error
+        raise BadRequest(f"{at}{error}" if at.endswith(".") or not at else f"{at}: {error}") from error
 
 
 def brief(value: Any) -> str:
