@@ -62,6 +62,8 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert read_config(file, arms=["3,1,4"]).to_try == (Arm(3, 1, 4),)
     file.write_text('drafter = "auto"\ndrafter_kind = "eagle3"\n')
     assert read_config(file) == ServerConfig(drafter=AUTO, drafter_kind=DrafterKind.EAGLE3)
+    assert not read_config(file).strict_fields
+    assert read_config(file, strict_fields=True).strict_fields
     observing = read_config(file, watchdog=Watchfulness.OBSERVE)
     assert observing.watchdog is Watchfulness.OBSERVE is not ServerConfig().watchdog
 

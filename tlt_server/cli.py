@@ -104,6 +104,7 @@ def serve(
     watchdog: Annotated[Watchfulness | None, typer.Option(help="What a drafter that is worse meets.")] = None,
     graph_sharing: Annotated[GraphSharing | None, typer.Option(help="none captures each arm by itself; pool.")] = None,
     graph_memory_gb: Annotated[float | None, typer.Option(help="That CUDA graphs may take of each GPU; any.")] = None,
+    strict_fields: Annotated[bool | None, typer.Option(help="Refuse fields of requests that nobody knows.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
 ) -> None:
     """Run the rollout server. Without a model it serves the small embedded one."""
@@ -119,6 +120,7 @@ def serve(
         watchdog=watchdog,
         graph_sharing=graph_sharing,
         graph_memory_gb=graph_memory_gb,
+        strict_fields=strict_fields,
     )
     require_fork()
     from tlt_server.launch import serve as run

@@ -189,6 +189,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     watchdog: what it does about a drafter that is plainly worse than the one before.
     accept_length_floor: the accept length below which speculation is not worth its while, whatever was before.
     step_log: a file that gets a line for every settled step (engine/steplog.py), for measurements; None: no file.
+    strict_fields: whether a request with a field that nobody knows is refused; else it is told what was ignored.
     """
 
     drafter: str | None = None
@@ -204,6 +205,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     watchdog: Watchfulness = Watchfulness.ARMED
     accept_length_floor: Annotated[float, msgspec.Meta(gt=1)] = 1.2
     step_log: str | None = None
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.to_try)) < len(self.to_try):

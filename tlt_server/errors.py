@@ -1,6 +1,7 @@
 """Every error that tlt-server raises on purpose, grouped by what the caller does next.
 
 TltError                 anything of ours; its message names the value and the remedy
+├── BadRequest           a client's request cannot be served: it is answered 400 with the message, which names the field
 ├── ConfigError          the user wrote what we cannot run: correct the flag, file or model that the message names
 ├── DiskFailed           something could not be written: make room where the message says; nothing half-written stays
 ├── DemoFailed           the demo ran, and what it found is wrong: report it, with its figures
@@ -24,6 +25,10 @@ class TltError(Exception):
     """Base of all; never raised itself."""
 
     exit_code = 1
+
+
+class BadRequest(TltError):
+    """A request that is answered 400."""
 
 
 class ConfigError(TltError):

@@ -77,6 +77,10 @@ FEATURES_DROPPED = Named(
     "Tokens whose hidden states were not sent, by reason: no_room where they wait, no_trainer that reads them",
 )
 
+IGNORED_FIELDS = Named(
+    "tlt_ignored_fields", "Requests with a field that was ignored, by its name; of names beyond the first 64: other"
+)
+
 
 class SpecCounts(NamedTuple):
     """What speculation has done since the server started.
@@ -271,3 +275,23 @@ def count_features_sent(tokens: int, nbytes: int) -> None:
 def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]) -> None:
     """Counts tokens whose features are lost."""
     _feature_counters()[2].labels(reason).inc(tokens)
+
+
+@cache
+def _ignored_fields() -> "tuple[Counter, dict[str, Any]]":
+    """The counter, and its children by name: names are the clients' own, and each is kept for ever."""
+    from prometheus_client import Counter
+
+    return Counter(IGNORED_FIELDS.name, IGNORED_FIELDS.help, ["name"]), {}
+
+
+def count_ignored(name: str) -> None:
+    """Counts a request with a field that was ignored."""
+    counter, of_names = _ignored_fields()
+    if name not in of_names:
+        name = name if len(of_names) < MAX_NAMES else "other"
+        of_names[name] = counter.labels(name)
+    of_names[name].inc()
+
+
+MAX_NAMES = 64

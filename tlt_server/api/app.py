@@ -4,10 +4,12 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.middleware import Middleware
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
 from tlt_server.api import drafter, held, strategy, weights
+from tlt_server.api.gate import Gate, read_server
 from tlt_server.api.leaving import Leaving
 from tlt_server.api.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
@@ -32,6 +34,7 @@ def add_routes(app: FastAPI) -> None:
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)
     app.add_middleware(Leaving)
+    app.user_middleware.append(Middleware(Gate, server=read_server))  # innermost: what decompresses bodies comes first
 
 
 def registry() -> "CollectorRegistry":

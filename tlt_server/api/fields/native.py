@@ -1,0 +1,298 @@
+"""SGLang's own requests: `/generate`, its sampling parameters, `/encode` and `/classify`."""
+
+from typing import Any
+
+from tlt_server.api.fields.field import Body, Effect, Field, Server, Table
+from tlt_server.api.fields.foreign import FOREIGN
+from tlt_server.api.fields.patterns import is_grammar, is_pattern, is_stop_patterns
+from tlt_server.api.fields.values import (
+    Count,
+    Counts,
+    Flags,
+    Ids,
+    IdsOrLists,
+    Long,
+    Name,
+    Names,
+    Object,
+    Objects,
+    Penalty,
+    Scalar,
+    Share,
+    States,
+    Texts,
+    Warmth,
+    Whole,
+    all_of,
+    is_below,
+    is_bias,
+    is_bounded,
+    is_embeds,
+    is_ids,
+    is_labels,
+    is_new_rid,
+    is_positive,
+    is_prompt_ids,
+    is_replica,
+    is_schema_text,
+    is_stops,
+    is_text,
+    is_top_k,
+    is_top_logprobs,
+)
+from tlt_server.errors import BadRequest
+
+HONOURED, REFUSED, NONE, IGNORED = Effect.HONOURED, Effect.REFUSED, Effect.NONE, Effect.IGNORED
+F = Field
+MAX_SAMPLES, MAX_ROLLOUTS = 1024, 16_384
+INTERNAL = "SGLang's own"
+MEDIA = "multimodal"
+UNSERVED_SESSIONS = "not served: send the whole prompt, of which the cache finds what it has seen"
+
+
+def one_grammar(params: Body, server: Server) -> None:
+    """Among others, what upstream finds out too late."""
+    given = [name for name in ("json_schema", "regex", "ebnf", "structural_tag") if params.get(name)]
+    if len(given) > 1:
+        raise BadRequest(f"{given[1]}: beside {given[0]}, and a request has one grammar")
+    least, most = params.get("min_new_tokens"), params.get("max_new_tokens")
+    if least is not None and most is not None and least > most:
+        raise BadRequest(f"min_new_tokens: {least} is more than max_new_tokens, {most}")
+
+
+SAMPLING = Table(
+    "SamplingParams",
+    [
+        F("max_new_tokens", HONOURED, Count),
+        F("min_new_tokens", HONOURED, Count, neutral=(0,)),
+        F("stop", HONOURED, Texts, check=is_stops),
+        F("stop_token_ids", HONOURED, Ids, check=is_ids),
+        F("stop_regex", HONOURED, Texts, "Python's, without repetitions in repetitions", is_stop_patterns),
+        F("temperature", HONOURED, Warmth, "0 is greedy; up to 1e6", neutral=(1,)),
+        F("top_p", HONOURED, Share, check=is_positive, neutral=(1,)),
+        F("top_k", HONOURED, Whole, "-1 is the whole vocabulary", is_top_k, neutral=(-1,)),
+        F("min_p", HONOURED, Share, neutral=(0,)),
+        F("frequency_penalty", HONOURED, Penalty, needs="plain", neutral=(0,)),
+        F("presence_penalty", HONOURED, Penalty, needs="plain", neutral=(0,)),
+        F("repetition_penalty", HONOURED, float, "", all_of(is_positive, is_below(2)), needs="plain", neutral=(1,)),
+        F("n", HONOURED, Count, f"up to {MAX_SAMPLES}", all_of(is_positive, is_below(MAX_SAMPLES)), neutral=(1,)),
+        F("json_schema", HONOURED, str, "JSON, as text", is_schema_text),
+        F("regex", HONOURED, str, "", is_pattern),
+        F("ebnf", HONOURED, str, "", is_grammar),
+        F("structural_tag", HONOURED, str, "JSON, as text", is_schema_text),
+        F("ignore_eos", HONOURED, bool),
+        F("skip_special_tokens", NONE, bool, "of the text"),
+        F("spaces_between_special_tokens", NONE, bool, "of the text"),
+        F("no_stop_trim", NONE, bool, "of the text"),
+        F("stream_interval", NONE, Count, "", is_positive),
+        F("logit_bias", HONOURED, dict[str, float], "by token id", is_bias),
+        F("sampling_seed", IGNORED, Long, "", needs="seeds"),
+        F(
+            "custom_params",
+            NONE,
+            dict[str, Scalar | list[Scalar] | dict[str, Scalar]],
+            "for a custom logit processor",
+            is_bounded,
+        ),
+        *(
+            F(name, REFUSED, Any, INTERNAL)
+            for name in ("stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized")
+        ),
+    ],
+    [FOREIGN],
+    one_grammar,
+    nulls=True,
+)
+
+PD = "of disaggregation"
+SHARED = (
+    F("rid", NONE, Names, "", is_new_rid),
+    F("lora_path", HONOURED, Names, needs="lora"),
+    F("routing_key", NONE, str),
+    F("priority", NONE, Whole),
+    F("background", NONE, bool),
+    F("log_metrics", NONE, bool),
+    F("return_prompt_token_ids", NONE, bool),
+    F("modalities", HONOURED, list[str | None], needs=MEDIA),
+    *(F(name, HONOURED, Any, "", is_bounded, needs=MEDIA) for name in ("image_data", "video_data", "audio_data")),
+    *(
+        F(name, REFUSED, Any, INTERNAL)
+        for name in (
+            "lora_id",
+            "http_worker_ipc",
+            "positional_embed_overrides",
+            "external_trace_header",
+            "received_time",
+            "multi_item_delimiter_indices",
+        )
+    ),
+)
+GENERATE_FIELDS = (
+    *SHARED,
+    F("text", HONOURED, Texts, "", is_text),
+    F("input_ids", HONOURED, IdsOrLists, "", is_prompt_ids),
+    F("input_embeds", HONOURED, list[list[float | list[float]]], "", is_embeds, needs="embeds"),
+    F("sampling_params", HONOURED, Objects, "an object, or one for each prompt", inner=SAMPLING),
+    F("session_id", NONE, Name),
+    F("session_params", REFUSED, Object, UNSERVED_SESSIONS),
+    F("return_logprob", NONE, Flags),
+    F("logprob_start_len", NONE, Whole | list[Whole | None], "-1: of the response alone", neutral=(-1,)),
+    F("top_logprobs_num", NONE, Counts, "", is_top_logprobs),
+    F("token_ids_logprob", NONE, IdsOrLists, "", is_ids),
+    F("return_text_in_logprobs", NONE, bool),
+    F("return_flat_raw_top_logprobs", NONE, bool),
+    F("return_flat_raw_top_logprobs_b64", NONE, bool),
+    F("return_sampling_mask", NONE, Flags, needs="plain"),
+    F("return_hidden_states", NONE, States, needs="states"),
+    F("return_routed_experts", NONE, bool, needs="experts"),
+    F("routed_experts_start_len", NONE, Count),
+    F("return_indexer_topk", NONE, bool, needs="indexer"),
+    F("stream", NONE, bool),
+    F("custom_logit_processor", HONOURED, Names, needs="plain"),
+    F("require_reasoning", HONOURED, bool, needs="reasoning"),
+    F("max_thinking_tokens", HONOURED, Count, needs="thinking"),
+    F("extra_key", NONE, Names, "of the prefix cache"),
+    F("no_logs", NONE, bool),
+    F("custom_labels", NONE, dict[str, str], "", is_labels),
+    F("conversation_id", NONE, str),
+    F("routed_dp_rank", NONE, Count, "", is_replica),
+    F("disagg_prefill_dp_rank", NONE, Count, PD),
+    F("bootstrap_host", NONE, Names, PD),
+    F("bootstrap_port", NONE, Counts, PD),
+    F("bootstrap_room", NONE, Long | list[Long | None], PD),
+    F("bootstrap_pair_key", NONE, Names, PD),
+    F("decode_tp_size", NONE, Counts, PD),
+    F("mm_hashes", HONOURED, list[str | list[str]], needs=MEDIA),
+    F("use_audio_in_video", HONOURED, bool, needs=MEDIA),
+    F("images_config", HONOURED, Object, "", is_bounded, needs=MEDIA),
+    *(
+        F(name, HONOURED, Count, needs=MEDIA)
+        for name in ("max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch", "video_max_dynamic_patch")
+    ),
+    *(
+        F(name, REFUSED, Any, INTERNAL)
+        for name in (
+            "return_bytes",
+            "return_entropy",
+            "need_wait_for_mm_inputs",
+            "num_items_assigned",
+            "mm_data_mooncake",
+            "encoder_urls",
+        )
+    ),
+)
+PER_PROMPT = (
+    "rid",
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_sampling_mask",
+    "return_hidden_states",
+    "lora_path",
+    "custom_logit_processor",
+    "extra_key",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "bootstrap_pair_key",
+    "decode_tp_size",
+)
+
+
+def fits_together(body: Body, server: Server) -> None:
+    """One prompt and single values; or several, and a list is of as many values."""
+    prompts = [name for name in ("text", "input_ids", "input_embeds") if body.get(name) is not None]
+    if len(prompts) != 1:
+        raise BadRequest("text, input_ids or input_embeds: one of them")
+    prompt = body[prompts[0]]
+    several = isinstance(prompt, list) and (not prompt or isinstance(prompt[0], str | list))
+    if several and prompts[0] == "input_embeds":
+        several = isinstance(prompt[0][0], list)
+    count = len(prompt) if several else 1
+    samples = _samples(body.get("sampling_params"))
+    if several and not prompt:
+        raise BadRequest(f"{prompts[0]}: a batch without a prompt")
+    if count * samples > MAX_ROLLOUTS:
+        raise BadRequest(f"sampling_params.n: {count} prompts, {samples} samples of each: at most {MAX_ROLLOUTS}")
+    for name in PER_PROMPT:
+        _is_per_prompt(name, body.get(name), count if several else 0, samples)
+    _is_per_prompt("token_ids_logprob", _lists(body.get("token_ids_logprob")), count if several else 0, samples)
+    if isinstance(body.get("rid"), str) and several:
+        is_new_rid([f"{body['rid']}_{i}" for i in range(count)], server)
+
+
+def _samples(params: Any) -> int:
+    each = [one.get("n") or 1 for one in params or [{}]] if isinstance(params, list | None) else [params.get("n") or 1]
+    if len(set(each)) > 1:
+        raise BadRequest("sampling_params: n differs within a batch")
+    return each[0] if each else 1
+
+
+def _lists(value: Any) -> Any:
+    """Of ids that are logged, only lists of lists are one for each prompt."""
+    return value if value and isinstance(value[0], list) else None
+
+
+def _is_per_prompt(name: str, value: Any, count: int, samples: int) -> None:
+    """count: of prompts; 0: not a batch."""
+    if not isinstance(value, list):
+        return
+    if not count:
+        raise BadRequest(f"{name}: a list, beside a single prompt")
+    if len(value) != count:
+        raise BadRequest(f"{name}: a list of {len(value)}, beside {count} prompts")
+    if samples > 1 and name not in ("rid", "sampling_params", "lora_path", "extra_key", "return_hidden_states"):
+        raise BadRequest(f"{name}: a list, beside {samples} samples of each prompt")
+    if name in ("rid", "sampling_params", "extra_key") and None in value:
+        raise BadRequest(f"{name}: null within a list")
+    if name == "rid" and len(set(value)) < len(value):
+        raise BadRequest("rid: one id twice")
+
+
+MISPLACED = {
+    field.name: Field(field.name, REFUSED, note="goes into sampling_params", neutral=field.neutral)
+    for field in SAMPLING.fields.values()
+}
+GENERATE = Table("GenerateReqInput", GENERATE_FIELDS, [MISPLACED, FOREIGN], fits_together)
+SAMPLING.others |= {
+    field.name: Field(field.name, REFUSED, note="goes beside sampling_params, not into it")
+    for field in GENERATE_FIELDS
+    if field.effect is not NONE or field.name.startswith("return_")
+}
+
+
+def _is_texts(value: Any, server: Server) -> None:
+    for each in [value] if isinstance(value, str) else value:
+        is_text(each, server)
+
+
+def _embeds_something(body: Body, server: Server) -> None:
+    prompts = [name for name in ("text", "input_ids") if body.get(name)]
+    if len(prompts) != 1:
+        raise BadRequest("text or input_ids: one of them")
+    prompt = body[prompts[0]]
+    several = isinstance(prompt, list) and isinstance(prompt[0], str | list)
+    for name in ("rid", "sampling_params", "lora_path"):
+        _is_per_prompt(name, body.get(name), len(prompt) if several else 0, 1)
+    if several and isinstance(body.get("rid"), str):
+        raise BadRequest("rid: a list, beside several prompts")
+    if not isinstance(body.get("sampling_params", {}), dict):
+        raise BadRequest("sampling_params: an object")
+
+
+EMBED = Table(
+    "EmbeddingReqInput",
+    [
+        *SHARED,
+        F("text", HONOURED, str | list[str | list[str]], "", _is_texts),
+        F("input_ids", HONOURED, IdsOrLists, "", is_prompt_ids),
+        F("sampling_params", NONE, Objects, "", is_bounded),
+        F("is_cross_encoder_request", HONOURED, bool),
+        F("dimensions", HONOURED, Count),
+        F("return_pooled_hidden_states", NONE, bool),
+        *(F(name, REFUSED, Any) for name in ("input_embeds", "embed_overrides", "embed_override_token_id")),
+    ],
+    [FOREIGN],
+    _embeds_something,
+)

@@ -1,0 +1,203 @@
+"""The gate: a request for responses, scores or tokens is read once, held against the table of fields, and passed on as
+it was understood, or answered 400 here; nothing else of it reaches the scheduler, which an odd value could end.
+
+What is passed on has known fields only, so that what was checked is what is run. Names of what was ignored are put into
+the answer: `meta_info.ignored`, on `/generate` within each response's own `meta_info`, else at the answer's top.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from fastapi import Response
+
+from tlt_server.api.fields.field import Body, Server
+from tlt_server.api.fields.routes import EMBEDDING, TABLES, unserved
+from tlt_server.api.scheduler import as_json, tokenizer_manager
+from tlt_server.config import ServerConfig
+from tlt_server.errors import BadRequest
+from tlt_server.metrics import count_ignored
+
+MAX_BODY = 2**26
+"""Bytes: a thousand prompts of eight thousand token ids fit."""
+MAX_NAMED, MAX_LOGGED = 32, 64
+"""Ignored fields that an answer names, and that the log ever does: names are the clients' own."""
+PARSED = "tlt_body"
+"""Of ASGI's scope: the body as an object, for SGLang's `Request.json()`."""
+
+log = logging.getLogger(__name__)
+
+
+class Gate:
+    """ASGI middleware around SGLang's routes.
+
+    Args:
+        app: what it stands before.
+        server: reads what requests are held against, once the server has started.
+    """
+
+    def __init__(self, app: Any, server: Callable[[], Server]) -> None:
+        self._app, self._read_server = app, server
+        self._logged: set[str] = set()
+
+    @cached_property
+    def _server(self) -> Server:
+        return self._read_server()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if why := unserved(path):
+            await self._refuse(404, f"{path} is not served: {why}", scope, receive, send)
+        elif path in TABLES and scope["type"] == "http" and scope["method"] in ("POST", "PUT"):
+            await self._check(path, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _check(self, path: str, scope: Any, receive: Any, send: Any) -> None:
+        body = await read(receive)
+        if body is None:
+            return  # the client is gone
+        if len(body) > MAX_BODY:
+            await self._refuse(413, f"more than {MAX_BODY} bytes: send it in parts", scope, receive, send)
+            return
+        try:
+            accepted, ignored = self._accept(path, body)
+        except BadRequest as error:
+            await self._refuse(400, str(error), scope, receive, send)
+            return
+        scope[PARSED] = accepted
+        if ignored:
+            self._tell(ignored)
+            send = naming(ignored, path == "/generate", send)
+        await self._app(scope, again(body, receive), send)
+
+    def _accept(self, path: str, body: bytes) -> tuple[Body, list[str]]:
+        if path in EMBEDDING and "embedding" not in self._server.can:
+            raise BadRequest(f"{path}: this server generates, and does not embed")
+        try:
+            given = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadRequest(f"not JSON: {error}") from error
+        except RecursionError as error:
+            raise BadRequest("not JSON: nested too deep") from error
+        if not isinstance(given, dict):
+            raise BadRequest("a request is a JSON object")
+        accepted, ignored = TABLES[path].accept(given, self._server)
+        return accepted, list(dict.fromkeys(ignored))[:MAX_NAMED]
+
+    def _tell(self, ignored: list[str]) -> None:
+        for name in ignored:
+            count_ignored(name)
+            if name not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(name)
+                log.warning("requests hold %s, which is ignored (said once)", name)
+
+    async def _refuse(self, status: int, message: str, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})
+            return
+        await refusal(scope["path"], status, message)(scope, receive, send)
+
+
+def refusal(path: str, status: int, message: str) -> Response:
+    """An error in the route's own dialect."""
+    said = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+    if path.startswith("/v1/messages"):
+        return as_json({"type": "error", "error": {"type": "invalid_request_error", "message": message}}, status)
+    if path.startswith("/v1/"):
+        return as_json({"object": "error", **said, "error": said}, status)
+    return as_json({"error": said}, status)
+
+
+async def read(receive: Any) -> bytes | None:
+    """A request's body, or of one that is too large what shows it; None: the client went before it was whole."""
+    parts, size, more = [], 0, True
+    while more and size <= MAX_BODY:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size, more = size + len(parts[-1]), message.get("more_body", False)
+    return b"".join(parts) if len(parts) > 1 else parts[0]
+
+
+def again(body: bytes, receive: Any) -> Any:
+    """A `receive` that gives the body once more, and then what else comes."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def first_the_body() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return first_the_body
+
+
+def naming(ignored: list[str], within: bool, send: Any) -> Any:
+    """A `send` whose answers, and events of a stream, name what was ignored.
+
+    Args:
+        within: in each `meta_info` that is there; else in one of its own, at the top.
+
+    SGLang writes JSON without blanks, and a quote within a string has a backslash before it: the bytes looked for are
+    never of a client's text.
+    """
+    names = msgspec.json.encode(ignored)
+    mark = b'"meta_info":{' if within else b'{"'
+    told = mark + b'"ignored":' + names + b"," if within else b'{"meta_info":{"ignored":' + names + b'},"'
+    started: list[Any] = []
+
+    def tell(body: bytes) -> bytes:
+        if within:
+            return body.replace(mark, told)
+        at = body.find(b"data: {") + 6 if b"data: {" in body and not body.startswith(b"{") else 0
+        return body[:at] + told + body[at + len(mark) :] if body.startswith(mark, at) else body
+
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            started.append(message)
+            return
+        if message["type"] == "http.response.body":
+            body = tell(message.get("body", b""))
+            if started:
+                start = started.pop()
+                if not message.get("more_body", False):
+                    start["headers"] = [
+                        (name, str(len(body)).encode() if name.lower() == b"content-length" else value)
+                        for name, value in start["headers"]
+                    ]
+                await send(start)
+            message = {**message, "body": body}
+        await send(message)
+
+    return sending
+
+
+def read_server() -> Server:
+    """What this server's requests are held against."""
+    manager = tokenizer_manager()
+    args, model = manager.server_args, manager.model_config
+    able = {
+        "plain": args.speculative_algorithm is None,
+        "lora": args.enable_lora,
+        "multimodal": model.is_multimodal,
+        "embeds": args.disable_radix_cache,
+        "states": args.enable_return_hidden_states or args.return_hidden_states_mode is not None,
+        "experts": args.enable_return_routed_experts,
+        "indexer": args.enable_return_indexer_topk,
+        "thinking": args.enable_strict_thinking,
+        "reasoning": args.reasoning_parser,
+        "seeds": args.enable_deterministic_inference,
+        "embedding": not manager.is_generation,
+        "suffixes": args.completion_template,
+    }
+    return Server(
+        vocab=model.vocab_size,
+        context=manager.context_len,
+        hidden=model.hidden_size,
+        replicas=args.dp_size,
+        can=frozenset(name for name, can in able.items() if can),
+        labels=frozenset(args.tokenizer_metrics_allowed_custom_labels or ()),
+        strict=ServerConfig.from_environment().strict_fields,
+        in_use=lambda rid: rid in manager.rid_to_state or rid in manager.logical_rid_to_child_rids,
+    )
