@@ -196,7 +196,7 @@ class Drafter:
             self._speculation.release(f"probing, as {why}")
 
     def stop(self, why: str) -> None:
-        """Holds speculation off, until another drafter is put in force."""
+        """Holds speculation off, until another drafter is put in force, or a probe begins."""
         self._trusted = None
         self.watchdog.stopped()
         self._speculation.hold(why)
