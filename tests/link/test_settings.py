@@ -6,16 +6,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import zmq.auth
+from safetensors.torch import save_file
 
 from tests.wire.ends import MODEL
 from tlt_server.cli import read_config
 from tlt_server.config import ServerConfig, Trainer
 from tlt_server.demo import default_paths
+from tlt_server.drafter.header import MOST_HEADER
 from tlt_server.errors import ConfigError
 from tlt_server.launch import QUIETLY, compose, following
 from tlt_server.link import settings
-from tlt_server.link.settings import LinkSettings, settle
+from tlt_server.link.settings import LinkSettings, _most_bytes, settle
 from tlt_server.wire.receiver import lock_folder
 
 LOCAL = "tcp://127.0.0.1:7000"
@@ -95,3 +98,11 @@ def test_the_links_questions_stay_out_of_the_log() -> None:
     config = ServerConfig(trainer=Trainer(address=LOCAL))
     assert compose(config, model, gpu=True)[-len(QUIETLY) :] == QUIETLY
     assert compose(config, [*model, QUIETLY[0], "/x"], gpu=True).count(QUIETLY[0]) == 1
+
+
+def test_a_drafter_is_bounded_by_the_one_that_the_server_starts_with(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(10, 7, dtype=torch.bfloat16), "d2t": torch.zeros(5)}, tmp_path / "m.safetensors")
+    assert _most_bytes(tmp_path) == 8 * 75 + MOST_HEADER
+    (tmp_path / "m.safetensors").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="damaged or incomplete"):
+        _most_bytes(tmp_path)

@@ -85,13 +85,20 @@ class End:
 class Server(End):
     """A receiver and the server that it belongs to. heard: what came through the pipe."""
 
-    def __init__(self, address: str, folder: Path, hello: Hello = HELLO, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        address: str,
+        folder: Path,
+        hello: Hello = HELLO,
+        clock: Clock = time.monotonic,
+        most: int | None = None,
+    ) -> None:
         super().__init__(Link(address, READS_TO_SERVER, hello.server))
         self.pipe, self._theirs = Pipe()
         self.folder = folder
         self.heard: list[Message] = []
         try:
-            self._receiver = Receiver(self.link, self._theirs, hello, folder, clock)
+            self._receiver = Receiver(self.link, self._theirs, hello, folder, clock, most)
         except ConfigError:
             self._close_links()
             raise

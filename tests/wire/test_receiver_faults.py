@@ -231,3 +231,16 @@ def test_a_folder_that_cannot_be_written_is_refused_and_mended(script: Script, s
     server.folder.mkdir()
     script.say((update := outgoing(version=2)).header)
     serve(script, server, update, wanted(script, server))
+
+
+def test_one_larger_than_the_server_takes_is_refused_before_it_is_fetched(
+    script: Script, new_server: NewServer
+) -> None:
+    server = new_server(script, most=20_000)
+    step_until(lambda: script.take(Hello), script, server)
+    script.say(outgoing(chunks=40).header)
+    step_until(lambda: server.said(DrafterRefused), script, server)
+    assert "of this server's drafter 20000 at most" in server.said(DrafterRefused)[0].reason
+    assert not script.take(ChunksWanted)
+    script.say((update := outgoing(version=2)).header)
+    serve(script, server, update, wanted(script, server))
