@@ -23,6 +23,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Loc
 
 from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.flush import flush_under_load
+from tlt_server.engine.groups import join
 from tlt_server.engine.memory import Lending
 from tlt_server.engine.schema import start_schema
 from tlt_server.engine.state import state_of
@@ -89,7 +90,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         return UpdateWeightsFromIPCReqOutput(success=success, message=message)
 
     def init_weights_update_group(self, recv_req: Any) -> InitWeightsUpdateGroupReqOutput:
-        success, message = _answered(self.tp_worker.init_weights_update_group, recv_req)
+        success, message = _answered(self._join, recv_req)
         return InitWeightsUpdateGroupReqOutput(success=success, message=message)
 
     def destroy_weights_update_group(self, recv_req: Any) -> DestroyWeightsUpdateGroupReqOutput:
@@ -108,6 +109,10 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         if not success:
             logger.error("no memory is taken back: %s", message)
         return ResumeMemoryOccupationReqOutput()
+
+    def _join(self, recv_req: Any) -> Outcome:
+        join(self.tp_worker.model_runner.weight_updater, recv_req)
+        return True, "Succeeded to initialize custom process group."
 
     def _lend(self, recv_req: Any) -> Outcome:
         self.memory.lend(recv_req.tags)

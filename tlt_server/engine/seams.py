@@ -29,12 +29,15 @@ from tlt_server.engine.cpu import (
 from tlt_server.engine.crediting import credit_tokens
 from tlt_server.engine.finals import keeps_last_states
 from tlt_server.engine.graphs import capture_stream
+from tlt_server.engine.rendezvous import loopback_store
+from tlt_server.engine.unpickling import unpickled
 from tlt_server.engine.verify import (
     ends_before_limit,
     filter_target_probs,
     forbid_early_stop,
     sample_filtered,
 )
+from tlt_server.keys import Keys, described
 from tlt_server.metrics import count_verified
 
 __all__ = [
@@ -42,12 +45,14 @@ __all__ = [
     "add_routes",
     "add_versions_to_meta_info",
     "announcer",
+    "api_key",
     "apply_token_bitmask",
     "capture_stream",
     "check_request",
     "count_verified",
     "create_attention_backend",
     "credit_tokens",
+    "described",
     "dispatch",
     "draft_backends",
     "draft_extend_backends",
@@ -58,9 +63,11 @@ __all__ = [
     "forbid_early_stop",
     "install",
     "keeps_last_states",
+    "loopback_store",
     "sample_filtered",
     "send_features",
     "start_method",
+    "unpickled",
     "weight_updater_class",
 ]
 
@@ -73,6 +80,11 @@ def add_routes(app: Any) -> None:
     from tlt_server.api.app import add_routes
 
     add_routes(app)
+
+
+def api_key() -> Any:
+    """What the server's own requests show: its settings have a mask in place of the key."""
+    return Keys.from_environment().api
 
 
 def weight_updater_class() -> type:

@@ -23,6 +23,7 @@ from msgspec.msgpack import Decoder
 from zmq.auth.thread import ThreadAuthenticator
 
 from tlt_server.errors import ConfigError, WireError
+from tlt_server.keys import require_private
 from tlt_server.wire.messages import MAX_CHUNK_BYTES, MAX_CHUNKS_WANTED, Buffer, Message, Rejected, decode, encode
 
 log = logging.getLogger(__name__)
@@ -269,6 +270,7 @@ def _secure(socket: "zmq.Socket[bytes]", curve: CurveKeys, authenticator: Thread
     socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
     if secret is None:
         raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
+    require_private(curve.own)
     socket.curve_secretkey = secret
     if authenticator is None:
         socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
