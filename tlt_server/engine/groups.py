@@ -28,8 +28,10 @@ def join(updater: Any, recv_req: Any) -> None:
     """
     asked, groups = recv_req, updater._model_update_group
     rank, place = asked.rank_offset + updater.tp_rank, f"{asked.master_address}:{asked.master_port}"
-    if not 1 <= rank < asked.world_size:
-        raise UpdateRefused(f"rank {rank} of {asked.world_size}: the trainer is rank 0, and the server follows it")
+    if asked.rank_offset < 1 or rank >= asked.world_size:  # the first is asked of all ranks alike: none is left waiting
+        raise UpdateRefused(
+            f"rank {rank} of {asked.world_size}: the trainer is rank 0, and the server's ranks follow it"
+        )
     if not asked.group_name or asked.group_name in groups:
         raise UpdateRefused(f"group {asked.group_name!r}: there is one, or it has no name. Destroy it, or name another")
     try:
