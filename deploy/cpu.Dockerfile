@@ -22,15 +22,18 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && tlt-server fork build --out /wheels
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS server
+ARG PYTHON_VERSION
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONUNBUFFERED=1
 COPY deploy/constraints/cpu.txt /etc/tlt-server/constraints.txt
+COPY deploy/locks /etc/tlt-server/locks
 # torch first, alone: everything after it keeps the build that it finds.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --index-url "${TORCH_INDEX}" --constraint /etc/tlt-server/constraints.txt torch torchvision
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    pip install --constraint /etc/tlt-server/constraints.txt /wheels/*.whl \
+    pip install --no-deps --require-hashes --requirement "/etc/tlt-server/locks/cpu-${PYTHON_VERSION}.txt" \
+ && pip install --no-deps /wheels/*.whl \
  && pip check \
  && tlt-server fork check
 

@@ -20,8 +20,7 @@ COPY tlt_server tlt_server
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels ./clients/tlt_client . \
  && pip install /wheels/*.whl uv==0.13.8 \
- && tlt-server fork build --out /wheels \
- && echo "sglang[gpu] @ file://$(echo /wheels/sglang-*.whl)" > /wheels/fork.txt
+ && tlt-server fork build --out /wheels
 
 # devel, not runtime: FlashInfer, Triton and SGLang compile kernels at first use, with nvcc, gcc and Python's headers.
 FROM nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04 AS server
@@ -30,7 +29,7 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends build-essential ca-certificates libnuma1 \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=wheels /usr/local/bin/uv /usr/local/bin/uv
-COPY deploy/constraints/gpu.txt /etc/tlt-server/constraints.txt
+COPY deploy/locks /etc/tlt-server/locks
 # Bytecode now: the user who runs the server may not write it later.
 ENV PATH=/opt/venv/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
@@ -40,12 +39,12 @@ ENV PATH=/opt/venv/bin:${PATH} \
     VIRTUAL_ENV=/opt/venv
 # uv brings a whole Python of the version asked for, headers included; Ubuntu 24.04 has 3.12 alone.
 RUN uv venv --managed-python --python "${PYTHON_VERSION}" /opt/venv
-# torch first, alone: a layer of gigabytes that a change of ours leaves in the cache.
+# All that is not ours first: a layer of gigabytes that a change of ours leaves in the cache.
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv pip install --constraint /etc/tlt-server/constraints.txt torch torchvision
+    uv pip install --no-deps --require-hashes --requirement "/etc/tlt-server/locks/gpu-${PYTHON_VERSION}.txt"
 RUN --mount=type=cache,target=/root/.cache/uv \
     --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    uv pip install --constraint /etc/tlt-server/constraints.txt --requirement /wheels/fork.txt /wheels/tlt_*.whl \
+    uv pip install --no-deps /wheels/*.whl \
  && uv pip check \
  && tlt-server fork check
 

@@ -10,7 +10,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Lower floors first; a module imports from its own folder and from floors below.
 FLOORS = (
     {"errors", "files", "torchvision", "__init__"},
-    {"config", "metrics", "results", "support", "preflight", "process", "devices"},
+    {"config", "metrics", "results", "support", "preflight", "process", "devices", "keys"},
     {"wire", "drafter", "strategy"},
     {"fork", "engine", "link", "trainer"},
     {"demo"},
@@ -97,4 +97,4 @@ def test_environment_and_argv_are_read_at_the_door() -> None:
         if "sys.argv" in text:
             assert name in {"cli.py", "fork/refresh.py", "demo/train.py"}, name
         if "os.environ" in text and not name.startswith("fork/"):  # it passes its own on to git
-            assert name in {"config.py", "launch.py", "process.py", "engine/cpu.py"}, name
+            assert name in {"config.py", "keys.py", "launch.py", "process.py", "engine/cpu.py"}, name

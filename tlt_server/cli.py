@@ -11,6 +11,7 @@ from rich.console import Console
 from tlt_server import __version__
 from tlt_server.config import AUTO, Arm, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness
 from tlt_server.errors import ConfigError, DemoFailed, TltError
+from tlt_server.keys import FLAGS, Keys, hide, taken_out
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -106,6 +107,9 @@ def serve(
     graph_memory_gb: Annotated[float | None, typer.Option(help="That CUDA graphs may take of each GPU; any.")] = None,
     strict_fields: Annotated[bool | None, typer.Option(help="Refuse fields of requests that nobody knows.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="What clients must show; or TLT_API_KEY.")] = None,
+    admin_api_key_file: Annotated[Path | None, typer.Option(help="For changes; or TLT_ADMIN_API_KEY.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve though others may get in.")] = False,
 ) -> None:
     """Run the rollout server. Without a model it serves the small embedded one."""
     from tlt_server.fork.status import require_fork
@@ -125,7 +129,7 @@ def serve(
     require_fork()
     from tlt_server.launch import serve as run
 
-    run(config, context.args)
+    run(config, context.args, Keys.read(api_key_file, admin_api_key_file), insecure=insecure)
 
 
 @train_app.callback(invoke_without_command=True)
@@ -247,8 +251,13 @@ def read_config(
 
 def main() -> None:
     """The entry point: an error of ours is one line and its exit code, anything else a traceback."""
+    said = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
+        _, secrets = taken_out(sys.orig_argv)
+        for flag in (flag for flag, name in FLAGS.items() if name in secrets):
+            said.print(f"tlt-server: {flag}: all users of this machine could read it; set {FLAGS[flag]} instead")
+        hide(sys.orig_argv)
         app()
     except TltError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"tlt-server: {error}", markup=False)
+        said.print(f"tlt-server: {error}", markup=False)
         sys.exit(error.exit_code)

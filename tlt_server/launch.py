@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tlt_server import demo
 from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer, widest
 from tlt_server.errors import ConfigError
-from tlt_server.preflight import check_models, check_port, check_threads, drafter_algorithm
+from tlt_server.keys import MASK, Keys, password, require_private
+from tlt_server.preflight import check_exposure, check_models, check_port, check_threads, drafter_algorithm
 from tlt_server.support import require_supported
 from tlt_server.wire.messages import ModelIdentity
 
@@ -42,6 +43,8 @@ CPU_ENVIRONMENT = {
 }
 # flashinfer's own 384 MB are too few for the graph that verifies 4 tokens of each of 256 requests.
 GPU_ENVIRONMENT = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2 << 30)}
+# Ranks of one machine meet on its loopback. Not NCCL's: a trainer's group may reach over several machines.
+GLOO_ON_ONE_MACHINE = ("GLOO_SOCKET_IFNAME", "lo")
 # The link to a drafter trainer asks these ten times a second, and would fill the log.
 QUIETLY = ["--uvicorn-access-log-exclude-prefixes", "/tlt/v1/events", "/v1/loads"]
 
@@ -149,7 +152,29 @@ def parse(argv: Sequence[str]) -> "ServerArgs":
         raise ConfigError(f"SGLang refuses these settings: {reason}") from error
 
 
-def following(trainer: Trainer | None, server_args: "ServerArgs") -> AbstractContextManager[Any]:
+def take_keys(server_args: "ServerArgs", keys: Keys, argv: Sequence[str]) -> Keys:
+    """The keys that clients must show, those of SGLang's config file among them; SGLang is left a mask of each.
+
+    Raises:
+        ConfigError: a key is said twice, or others may read the config file that it is in.
+    """
+    told = Keys(server_args.api_key, server_args.admin_api_key)
+    for path in _values(argv, "--config"):
+        if any(told):
+            require_private(Path(path))
+    if (told.api and keys.api) or (told.admin and keys.admin):
+        raise ConfigError("a key stands in SGLang's config file and elsewhere: give it once")
+    keys = Keys(told.api or keys.api, told.admin or keys.admin)
+    masks = {"api_key": MASK if keys.api else None, "admin_api_key": MASK if keys.admin else None}
+    server_args.override("tlt-server", **masks)
+    if password():
+        server_args.override("tlt-server", ssl_keyfile_password=password())
+    return keys
+
+
+def following(
+    trainer: Trainer | None, server_args: "ServerArgs", keys: Keys | None = None
+) -> AbstractContextManager[Any]:
     """A context in which a server follows its drafter trainer, if it has one.
 
     Raises:
@@ -171,8 +196,8 @@ def following(trainer: Trainer | None, server_args: "ServerArgs") -> AbstractCon
     settings = settle(
         trainer,
         server_args.url(),
-        server_args.api_key,
-        server_args.admin_api_key,
+        keys.api if keys else None,
+        keys.admin if keys else None,
         ModelIdentity.of(target),
         Path(server_args.speculative_draft_model_path),
     )
@@ -193,8 +218,14 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def serve(config: ServerConfig, argv: Sequence[str]) -> None:
+def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *, insecure: bool = False) -> None:
     """Runs the rollout server until it is stopped.
+
+    Args:
+        config: our settings.
+        argv: flags for SGLang.
+        keys: that clients must show.
+        insecure: others may get in.
 
     Raises:
         ConfigError: settings, models or port that cannot be used.
@@ -211,12 +242,17 @@ def serve(config: ServerConfig, argv: Sequence[str]) -> None:
     composed = compose(config, argv, gpu=gpu)
     config.to_environment()
     server_args = parse(composed)
+    keys = take_keys(server_args, keys or Keys.from_environment(), composed)
+    check_exposure(server_args, keyed=bool(keys.api), insecure=insecure)
+    keys.to_environment()
+    if server_args.nnodes == 1:
+        os.environ.setdefault(*GLOO_ON_ONE_MACHINE)
     keep_drafter(server_args)
     require_supported(server_args)
     if server_args.speculative_algorithm is not None:
         check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
     check_port(server_args.host, server_args.port)
-    link = following(config.trainer, server_args)
+    link = following(config.trainer, server_args, keys)
 
     from sglang.launch_server import run_server
     from sglang.srt.utils import kill_process_tree

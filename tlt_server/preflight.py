@@ -1,5 +1,6 @@
 """Checks that take milliseconds and spare the user a minute of loading and a traceback."""
 
+import ipaddress
 import json
 import socket
 from collections.abc import Mapping
@@ -121,6 +122,53 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens at `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
+    """That nobody gets in who was not meant to, unless the user says that it does not matter.
+
+    Args:
+        settings: SGLang's.
+        keyed: clients must show a key.
+        insecure: it does not matter.
+
+    Raises:
+        ConfigError: what is open to whom, and what closes it.
+    """
+    open_to = [] if insecure else [fault for fault, there in _openings(settings, keyed=keyed) if there]
+    if open_to:
+        raise ConfigError(f"{'; '.join(open_to)}. On a network that you trust with all of this machine: --insecure")
+
+
+def _openings(settings: Any, *, keyed: bool) -> list[tuple[str, bool]]:
+    local = is_loopback(settings.host)
+    grpc = bool(settings.grpc_port or settings.smg_grpc_mode or settings.grpc_mode)
+    spread = settings.nnodes > 1 or settings.disaggregation_mode != "null" or settings.encoder_only
+    return [
+        (
+            f"--host {settings.host} lets other machines in, and no key is asked for. Give TLT_API_KEY or "
+            "--api-key-file FILE, or take --host 127.0.0.1",
+            not local and not keyed,
+        ),
+        ("gRPC asks for no key: drop its flags, or take --host 127.0.0.1 without a key", grpc and (keyed or not local)),
+        (
+            "SGLang's processes on several machines (--nnodes, --disaggregation-mode, --encoder-only) run what they "
+            "are sent, by whoever can reach their ports",
+            spread,
+        ),
+        (
+            "--enable-custom-logit-processor runs code that requests bring: drop it",
+            bool(settings.enable_custom_logit_processor),
+        ),
+    ]
 
 
 def check_threads(threads: str) -> None:

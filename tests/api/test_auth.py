@@ -1,5 +1,7 @@
 """Routes that change a server ask for SGLang's admin key where one is set; those that only tell do not."""
 
+import re
+
 import pytest
 from fastapi import FastAPI
 
@@ -19,6 +21,8 @@ READ = {
     "/metrics",
     "/get_weight_version",
     "/weight_version",
+    "/server_info",
+    "/get_server_info",
     "/tlt/v1/status",
     "/tlt/v1/events",
     "/tlt/v1/drafter",
@@ -38,3 +42,96 @@ def test_what_changes_a_server_asks_for_the_admin_key(app: FastAPI) -> None:
             if method == "get":
                 reading.add(path)
     assert reading == READ
+
+
+CLIENTS = [
+    "/",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/api/tags",
+    "/classify",
+    "/close_session",
+    "/detokenize",
+    "/encode",
+    "/generate",
+    "/get_load",
+    "/get_model_info",
+    "/get_server_info",
+    "/get_weight_version",
+    "/invocations",
+    "/is_scaling_elastic_ep",
+    "/model_info",
+    "/open_session",
+    "/parse_function_call",
+    "/ping",
+    "/rerank",
+    "/separate_reasoning",
+    "/server_info",
+    "/tokenize",
+    "/v1/audio/transcriptions",
+    "/v1/chat/completions",
+    "/v1/classify",
+    "/v1/completions",
+    "/v1/detokenize",
+    "/v1/embeddings",
+    "/v1/loads",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/models/x",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/responses/x",
+    "/v1/responses/x/cancel",
+    "/v1/score",
+    "/v1/tokenize",
+    "/vertex_generate",
+    "/weight_version",
+]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")
+def test_every_route_of_sglangs_asks_for_its_key() -> None:
+    """What is not for clients asks for the admin's; a route that an upgrade brings is judged here first."""
+    from sglang.srt.entrypoints.http_server import app
+
+    from tlt_server.api.auth import OPEN, needed
+    from tlt_server.keys import Keys
+
+    asked = {}
+    for template, methods in app.openapi()["paths"].items():
+        path = re.sub(r"\{[^}]*\}", "x", template)
+        for method in methods:
+            scope = {"type": "http", "method": method.upper(), "path": path, "headers": []}
+            asked[path, method] = needed(app, scope, Keys("client", "admin"))
+            assert needed(app, scope, Keys("client")) == (None if path in OPEN else "client")
+            assert needed(app, scope, Keys()) is None
+    assert {path for (path, _), key in asked.items() if key is None} <= OPEN
+    assert {path for (path, _), key in asked.items() if key == "client"} - set(CLIENTS) == set()
+    admin = {path for (path, _), key in asked.items() if key == "admin"}
+    assert not admin & set(CLIENTS)
+    assert {"/update_weights_from_tensor", "/load_lora_adapter_from_tensors", "/scale_elastic_ep"} <= admin
+    websocket = {"type": "websocket", "path": "/v1/realtime", "headers": []}
+    assert needed(app, websocket, Keys("client")) == "client"
+
+
+@pytest.mark.parametrize(
+    ("shown", "status"),
+    [("Bearer client", 200), ("bearer client", 200), ("Bearer  client", 200)]
+    + [
+        (each, 401)
+        for each in ("", "client", "Basic client", "Bearer clienT", "Bearer", "Bearer \u00e9", "Bearer admin")
+    ],
+)
+def test_a_key_is_compared_whole(shown: str, status: int) -> None:
+    from starlette.testclient import TestClient
+
+    from tlt_server.api.auth import Authorization
+    from tlt_server.keys import Keys
+
+    app = FastAPI()
+    app.add_api_route("/x", lambda: "x")
+    app.add_middleware(Authorization, routes=app, keys=Keys("client", "admin"))
+    answer = TestClient(app).get("/x", headers={"Authorization": shown.encode()})
+    assert answer.status_code == status

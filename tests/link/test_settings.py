@@ -60,6 +60,7 @@ def test_an_address_for_features_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_keys(tmp_path: Path) -> None:
     public, secret = zmq.auth.create_certificates(tmp_path, "server")
+    Path(secret).chmod(0o600)
     made = settled(tmp_path, "tcp://10.0.0.1:7000", key=secret, trainer_key=public)
     assert made.curve == (Path(secret), Path(public))
     with pytest.raises(ConfigError, match="holds no secret key"):

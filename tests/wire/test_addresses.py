@@ -69,7 +69,8 @@ class Keys:
         self.known = folder / "known"
         self.known.mkdir()
         for name in ("trainer", "server", "stranger"):
-            zmq.auth.create_certificates(folder, name)
+            _, secret = zmq.auth.create_certificates(folder, name)
+            Path(secret).chmod(0o600)
         (folder / "server.key").rename(self.known / "server.key")
         self.trainer = CurveKeys(folder / "trainer.key_secret", self.known)
 

@@ -63,7 +63,8 @@ def test_there(connected: Connect, tmp_path: Path, scheme: str) -> None:
 def test_curve(connected: Connect, tmp_path: Path) -> None:
     (known := tmp_path / "known").mkdir()
     for name in ("trainer", "server", "stranger"):
-        zmq.auth.create_certificates(tmp_path, name)
+        _, secret = zmq.auth.create_certificates(tmp_path, name)
+        Path(secret).chmod(0o600)
     (tmp_path / "server.key").rename(known / "server.key")
     with listening(ANY_PORT, CurveKeys(tmp_path / "trainer.key_secret", known)) as inlet:
         strange, own = (

@@ -1,6 +1,6 @@
 """The HTTP routes that tlt-server adds to SGLang's, and `/metrics`, which it completes."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 from fastapi.concurrency import run_in_threadpool
@@ -9,12 +9,14 @@ from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
 from tlt_server.api import drafter, held, strategy, weights
+from tlt_server.api.auth import Authorization
 from tlt_server.api.gate import Gate, read_server
 from tlt_server.api.leaving import Leaving
 from tlt_server.api.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
 from tlt_server.engine.messages import ReadVersions
+from tlt_server.keys import masked
 
 if TYPE_CHECKING:  # SGLang imports this module before it has settled where the processes' metrics meet
     from prometheus_client import CollectorRegistry
@@ -35,6 +37,7 @@ def add_routes(app: FastAPI) -> None:
     app.add_middleware(NeededWeights)
     app.add_middleware(Leaving)
     app.user_middleware.append(Middleware(Gate, server=read_server))  # innermost: what decompresses bodies comes first
+    app.add_middleware(Authorization, routes=app)  # added last, asked first
 
 
 def registry() -> "CollectorRegistry":
@@ -60,6 +63,15 @@ def metrics() -> Response:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     return Response(generate_latest(registry()), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/server_info")
+@router.get("/get_server_info")
+async def server_info() -> Any:
+    """SGLang's own answer, without what is secret in it."""
+    from sglang.srt.entrypoints import http_server
+
+    return masked(await http_server.server_info())
 
 
 @router.get("/tlt/v1/status")

@@ -27,6 +27,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Loc
 
 from tlt_server.engine.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.checking import check_weights
+from tlt_server.engine.groups import join
 from tlt_server.engine.held import flush_under_load
 from tlt_server.engine.memory import Lending
 from tlt_server.engine.publications import incomplete, no_gaps, require_whole
@@ -101,7 +102,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         return UpdateWeightsFromIPCReqOutput(success=success, message=message)
 
     def init_weights_update_group(self, recv_req: Any) -> InitWeightsUpdateGroupReqOutput:
-        success, message = _answered(self.tp_worker.init_weights_update_group, recv_req)
+        success, message = _answered(self._join, recv_req)
         return InitWeightsUpdateGroupReqOutput(success=success, message=message)
 
     def destroy_weights_update_group(self, recv_req: Any) -> DestroyWeightsUpdateGroupReqOutput:
@@ -126,6 +127,10 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         if not self.memory.has_weights:
             return GetWeightsByNameReqOutput(parameter=None)
         return super().get_weights_by_name(recv_req)
+
+    def _join(self, recv_req: Any) -> Outcome:
+        join(self.tp_worker.model_runner.weight_updater, recv_req)
+        return True, "Succeeded to initialize custom process group."
 
     def _lend(self, recv_req: Any) -> Outcome:
         self.memory.lend(recv_req.tags)

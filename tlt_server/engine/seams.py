@@ -31,12 +31,15 @@ from tlt_server.engine.crediting import credit_tokens
 from tlt_server.engine.eras import name_era
 from tlt_server.engine.finals import keeps_last_states
 from tlt_server.engine.graphs import capture_stream
+from tlt_server.engine.rendezvous import loopback_store
+from tlt_server.engine.unpickling import unpickled
 from tlt_server.engine.verify import (
     filter_target_probs,
     forbid_early_stop,
     sample_filtered,
     settle_end,
 )
+from tlt_server.keys import Keys, described
 from tlt_server.metrics import count_verified
 
 __all__ = [
@@ -46,12 +49,14 @@ __all__ = [
     "add_versions_to_meta_info",
     "announcer",
     "answer_aborted",
+    "api_key",
     "apply_token_bitmask",
     "capture_stream",
     "check_request",
     "count_verified",
     "create_attention_backend",
     "credit_tokens",
+    "described",
     "disk_updates",
     "dispatch",
     "draft_backends",
@@ -62,12 +67,14 @@ __all__ = [
     "forbid_early_stop",
     "install",
     "keeps_last_states",
+    "loopback_store",
     "name_era",
     "sample_filtered",
     "send_features",
     "settle_end",
     "start_method",
     "still_wanted",
+    "unpickled",
     "update_lock",
     "wake_held",
     "weight_updater_class",
@@ -96,6 +103,11 @@ def update_lock() -> Any:
     from tlt_server.api.held import UpdateLock
 
     return UpdateLock()
+
+
+def api_key() -> Any:
+    """What the server's own requests show: its settings have a mask in place of the key."""
+    return Keys.from_environment().api
 
 
 def weight_updater_class() -> type:

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from tlt_server.config import DrafterKind, beside
 from tlt_server.errors import ConfigError
+from tlt_server.preflight import is_loopback
 from tlt_server.trainer.loop import Settings
 from tlt_server.trainer.policy import Policy
 from tlt_server.wire.addresses import CurveKeys
@@ -56,6 +57,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
     server_keys: folder of the public ones of servers that may connect.
     host, port: of the status and the metrics, over HTTP; 0: the system chooses.
+    insecure: they may be read from other machines, which `host` lets in; nobody is asked for a key.
     loss: preset; None: the kind's own.
     entries: of a pack, and of a training step: a pair of a state and the token after it.
     passes: how often a token is learnt from, on average, before training waits for more.
@@ -81,6 +83,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     server_keys: str | None = None
     host: str = "127.0.0.1"
     port: Port = 30502
+    insecure: bool = False
     loss: Literal["eagle", "hass", "eagle3"] | None = None
     token_loss: Literal["cross_entropy", "total_variation"] = "cross_entropy"
     optimizer: Settings = Settings()
@@ -102,6 +105,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if (self.key is None) != (self.server_keys is None):
             raise ConfigError("key and server_keys belong together, give both or neither")
+        if not self.insecure and not is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host} lets other machines read the status: take 127.0.0.1, or insecure = true"
+            )
 
     @property
     def features_address(self) -> str:

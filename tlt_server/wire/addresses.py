@@ -9,6 +9,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from tlt_server.errors import ConfigError
+from tlt_server.keys import require_private
 
 
 class CurveKeys(NamedTuple):
@@ -27,6 +28,7 @@ def secure(socket: "zmq.Socket[bytes]", curve: CurveKeys, authenticator: ThreadA
     socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
     if secret is None:
         raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
+    require_private(curve.own)
     socket.curve_secretkey = secret
     if authenticator is None:
         socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]

@@ -1,0 +1,48 @@
+"""The locks name every package that an image needs, by version and hash, and no place to take it from."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from deployment import DEPLOY
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LOCK = runpy.run_path(str(DEPLOY / "lock.py"))
+LOCKS = sorted((DEPLOY / "locks").glob("*.txt"))
+each = pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
+
+
+def pinned(text: str) -> dict[str, str]:
+    return {canonicalize_name(name): version for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)", text)}
+
+
+def test_there_is_one_for_each_image() -> None:
+    assert [path.stem for path in LOCKS] == [
+        f"{kind}-{python}" for kind in ("cpu", "gpu") for python in LOCK["PYTHONS"]
+    ]
+
+
+@each
+def test_each_package_has_a_version_and_a_hash_and_nothing_else(path: Path) -> None:
+    for entry in re.split(r"(?m)^(?=\S)", path.read_text())[1:]:
+        first, *hashes = [line.strip(" \\") for line in entry.splitlines()]
+        assert re.fullmatch(r"[\w.-]+==[\w.]+", first), first
+        assert hashes, first
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line) for line in hashes), first
+
+
+@each
+def test_it_has_what_the_image_needs(path: Path) -> None:
+    kind = path.stem.partition("-")[0]
+    found = pinned(path.read_text())
+    for requirement in map(Requirement, LOCK["needed"](kind)):
+        assert requirement.specifier.contains(found[canonicalize_name(requirement.name)], prereleases=True), requirement
+    assert found.get("torch") == {"cpu": None, "gpu": "2.11.0"}[kind]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_image_installs_by_it(kind: str) -> None:
+    dockerfile = (DEPLOY / f"{kind}.Dockerfile").read_text()
+    assert f'--require-hashes --requirement "/etc/tlt-server/locks/{kind}-${{PYTHON_VERSION}}.txt"' in dockerfile
