@@ -151,6 +151,12 @@ def wrong(start: Path, folder: Path) -> dict[str, Callable[[], Path]]:
         os.mkfifo(folder / "model.safetensors")
         return folder / "model.safetensors"
 
+    def vast() -> Path:
+        """3 GiB, of which none is on the disk: more than the names and shapes of this drafter can be."""
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(3 << 30)
+        return folder / "model.safetensors"
+
     nan = tensors[name].clone()
     nan[-1, -1] = float("nan")
     return {
@@ -168,7 +174,8 @@ def wrong(start: Path, folder: Path) -> dict[str, Callable[[], Path]]:
         "not a safetensors file": lambda: with_bytes(
             "noise", lambda data: b"\x10" + bytes(7) + b"no JSON at all,." + data
         ),
-        "no such file": pipe,
+        "not a regular file": pipe,
+        "are the most": vast,
         "it holds 0 safetensors files": lambda: folder,
     }
 
