@@ -20,6 +20,7 @@ from tlt_client.schemas import SharedTarget
 
 from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
+from tlt_server.engine.intake import handle
 from tlt_server.engine.messages import (
     Announce,
     Answer,
@@ -69,7 +70,7 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
         _see(state, recv_req)
         if state.drafter is not None:
             _name_era(state.drafter.cache_era, recv_req)
-        output = scheduler._request_dispatcher(recv_req)
+        output = handle(scheduler, recv_req)
         if isinstance(recv_req, ContinueGenerationReqInput):
             scheduler.weight_updater.memory.continued()
         if isinstance(recv_req, UPDATES):

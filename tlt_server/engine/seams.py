@@ -48,6 +48,7 @@ __all__ = [
     "count_verified",
     "create_attention_backend",
     "credit_tokens",
+    "detokenize",
     "dispatch",
     "draft_backends",
     "draft_extend_backends",
@@ -60,7 +61,9 @@ __all__ = [
     "keeps_last_states",
     "sample_filtered",
     "send_features",
+    "sendable",
     "start_method",
+    "take",
     "weight_updater_class",
 ]
 
@@ -115,3 +118,24 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
     from tlt_server.engine.control import dispatch
 
     return dispatch(scheduler, recv_req)
+
+
+def sendable(manager: Any, message: Any) -> Any:
+    """A message, on its way from the HTTP process to a scheduler."""
+    from tlt_server.api.messages import sendable
+
+    return sendable(manager, message)
+
+
+def take(manager: Any, message: Any) -> Any:
+    """One that came back: a coroutine."""
+    from tlt_server.api.messages import take
+
+    return take(manager, message)
+
+
+def detokenize(manager: Any, recv_obj: Any) -> Any:
+    """A batch's tokens on their way to text."""
+    from tlt_server.engine.outputs import detokenize
+
+    return detokenize(manager, recv_obj)
