@@ -7,7 +7,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import drafter, strategy, weights
+from tlt_server.api import control, drafter, strategy, weights
+from tlt_server.api.control import ControlDoor, answer_value_error
 from tlt_server.api.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
@@ -25,10 +26,13 @@ def add_routes(app: FastAPI) -> None:
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    for route in (*router.routes, *weights.router.routes, *drafter.router.routes, *strategy.router.routes):
+    parts = (router, control.router, weights.router, drafter.router, strategy.router)
+    for route in (route for part in parts for route in part.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)
+    app.add_middleware(ControlDoor)
+    app.add_exception_handler(ValueError, answer_value_error)
 
 
 def registry() -> "CollectorRegistry":
