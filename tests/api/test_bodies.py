@@ -104,6 +104,11 @@ def test_what_trainers_send_fits(path: str) -> None:
     assert misfit(path, json.dumps(VALID[path] | {"a field of tomorrow": 1}).encode()) is None
 
 
+def test_a_port_may_be_a_text() -> None:
+    group = {"master_address": "a", "master_port": "29500", "rank_offset": 1, "world_size": 2}
+    assert misfit("/init_weights_update_group", json.dumps(group).encode()) is None
+
+
 @pytest.mark.anyio
 async def test_a_group_that_nobody_opened_is_not_joined() -> None:
     port = free_port()

@@ -17,6 +17,8 @@ Size = Annotated[int, Meta(ge=0, le=2**40)]
 Step = Annotated[int, Meta(ge=0, le=2**53)]
 Rank = Annotated[int, Meta(ge=1, le=2**16)]
 Port = Annotated[int, Meta(ge=1, le=2**16 - 1)]
+Digits = Annotated[str, Meta(pattern=r"^[0-9]{1,5}$")]
+"""Trainers send a port as a text, which upstream takes for a number."""
 Selector = Text | None
 
 
@@ -97,7 +99,7 @@ class InitGroup(Control, kw_only=True):
     """The server's ranks come after the trainer's: as rank 0 it would wait for others itself."""
 
     master_address: Name
-    master_port: Port
+    master_port: Port | Digits
     rank_offset: Rank
     world_size: Annotated[int, Meta(ge=2, le=2**16)]
     group_name: Name = "weight_update_group"
