@@ -58,6 +58,7 @@ class Scheduler:
 
 UNFIT = {
     "input_ids": {"input_ids": array("q", [VOCAB])},
+    "no token at all": {"input_ids": array("q")},
     "a negative token": {"input_ids": array("q", [-1])},
     "token_ids_logprob": {"token_ids_logprob": [VOCAB]},
     "top_logprobs_num": {"top_logprobs_num": VOCAB + 1},

@@ -98,6 +98,8 @@ def check(recv_req: Any, model: Any) -> None:
         ValueError: it names the field.
     """
     known = range(model.vocab_size)
+    if not recv_req.input_ids and not getattr(recv_req, "input_embeds", None):
+        raise ValueError("the prompt is empty: a model needs a token to go on from")
     if recv_req.mm_inputs is None and recv_req.input_ids:
         _within("input_ids", (min(recv_req.input_ids), max(recv_req.input_ids)), known)
     _check_sampling(recv_req.sampling_params, known)
