@@ -83,7 +83,7 @@ def _mutate(body: dict[str, Any], fields: list[str], random: Random) -> None:
     elif kind < 0.9 and body:
         del body[random.choice(list(body))]
     else:
-        holder[key] = random.choice(([1, "a", None], {"a": body.get(key)}))
+        holder[key] = random.choice(([1, "a", None], {"a": copy.deepcopy(body.get(key))}))
 
 
 def odd(random: Random) -> Any:
