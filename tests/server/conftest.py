@@ -75,7 +75,7 @@ class Servers:
         self._logs, self._started = logs, 0
         self._flags: Sequence[str] | None = None
         self._stack = contextlib.ExitStack()
-        self.url, self.trainer = "", f"ipc://{logs}/control"
+        self.url, self.pid, self.trainer = "", 0, f"ipc://{logs}/control"
 
     def get(self, flags: Sequence[str]) -> str:
         if flags != self._flags:
@@ -88,7 +88,7 @@ class Servers:
                 start_timeout=180,
                 environment=RANKS_APART if "--tp-size" in flags else None,
             )
-            self.url = self._stack.enter_context(starting).url
+            self.url, self.pid = self._stack.enter_context(starting)
             self._flags, self._started = flags, self._started + 1
         return self.url
 

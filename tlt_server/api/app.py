@@ -8,8 +8,9 @@ from fastapi.middleware import Middleware
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import drafter, held, strategy, weights
+from tlt_server.api import control, drafter, held, strategy, weights
 from tlt_server.api.auth import Authorization
+from tlt_server.api.control import ControlDoor, answer_value_error
 from tlt_server.api.gate import Gate, read_server
 from tlt_server.api.leaving import Leaving
 from tlt_server.api.needs import NeededWeights
@@ -30,14 +31,16 @@ def add_routes(app: FastAPI) -> None:
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    routers = (router, held.router, weights.router, drafter.router, strategy.router)
+    routers = (router, control.router, held.router, weights.router, drafter.router, strategy.router)
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)
     app.add_middleware(Leaving)
-    app.user_middleware.append(Middleware(Gate, server=read_server))  # innermost: what decompresses bodies comes first
+    # innermost: what decompresses bodies comes first
+    app.user_middleware += [Middleware(ControlDoor), Middleware(Gate, server=read_server)]
     app.add_middleware(Authorization, routes=app)  # added last, asked first
+    app.add_exception_handler(ValueError, answer_value_error)
 
 
 def registry() -> "CollectorRegistry":

@@ -23,6 +23,7 @@ from tlt_server.engine.crediting import stamping_launched
 from tlt_server.engine.drafter import Drafter
 from tlt_server.engine.eras import renaming_waiting
 from tlt_server.engine.held import flush_under_load, queue_what_ends
+from tlt_server.engine.intake import handle
 from tlt_server.engine.messages import (
     Announce,
     Answer,
@@ -93,7 +94,7 @@ def _passed_on(scheduler: Any, recv_req: Any) -> Any:
         if scheduler._engine_paused:
             queue_what_ends(scheduler, recv_req)
         answer_waiting(scheduler, recv_req)
-    output = scheduler._request_dispatcher(recv_req)
+    output = handle(scheduler, recv_req)
     if isinstance(recv_req, PauseGenerationReqInput):
         scheduler.weight_updater.memory.paused()
     elif isinstance(recv_req, ContinueGenerationReqInput):

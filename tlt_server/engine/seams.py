@@ -57,6 +57,7 @@ __all__ = [
     "create_attention_backend",
     "credit_tokens",
     "described",
+    "detokenize",
     "disk_updates",
     "dispatch",
     "draft_backends",
@@ -71,9 +72,11 @@ __all__ = [
     "name_era",
     "sample_filtered",
     "send_features",
+    "sendable",
     "settle_end",
     "start_method",
     "still_wanted",
+    "take",
     "unpickled",
     "update_lock",
     "wake_held",
@@ -157,3 +160,24 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
     from tlt_server.engine.control import dispatch
 
     return dispatch(scheduler, recv_req)
+
+
+def sendable(manager: Any, message: Any) -> Any:
+    """A message, on its way from the HTTP process to a scheduler."""
+    from tlt_server.api.messages import sendable
+
+    return sendable(manager, message)
+
+
+def take(manager: Any, message: Any) -> Any:
+    """One that came back: a coroutine."""
+    from tlt_server.api.messages import take
+
+    return take(manager, message)
+
+
+def detokenize(manager: Any, recv_obj: Any) -> Any:
+    """A batch's tokens on their way to text."""
+    from tlt_server.engine.outputs import detokenize
+
+    return detokenize(manager, recv_obj)

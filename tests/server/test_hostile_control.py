@@ -1,0 +1,61 @@
+"""Hostile requests to every route, ours and SGLang's: no process ends, no answer is 5xx, and the server stays right."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+
+from benchmarks.safety.odd import NO_JSON
+from benchmarks.safety.routes import Case, Route, Watched, corpus, endless, fire, listed
+from tests.server.conftest import CONFIGS, Servers
+from tlt_server.api.bodies import BODIES
+from tlt_server.api.control import NOT_SERVED
+from tlt_server.process import Running
+
+pytestmark = pytest.mark.server("eagle-chain")
+
+KEPT = Path(__file__).parent / "hostile/control.jsonl"
+"""What once ended a server, or was answered 5xx, found by these tests and the benchmark."""
+
+
+@pytest.fixture
+def watched(config: str, servers: Servers) -> Iterator[Watched]:
+    url = servers.get(CONFIGS[config])
+    watched = Watched(Running(url, servers.pid))
+    yield watched
+    watched.close()
+
+
+@pytest.fixture
+def routes(url: str) -> list[Route]:
+    return listed(url)
+
+
+def all_is_well(watched: Watched) -> bool:
+    return not watched.found and set(watched.counts) == {"hostile_requests"}
+
+
+def test_what_was_found_once_is_mended(watched: Watched, tmp_path: Path) -> None:
+    cases = corpus(KEPT)
+    assert fire(watched, iter(cases), len(cases), tmp_path)
+    assert all_is_well(watched), watched.found
+
+
+def test_mutated_bodies(watched: Watched, routes: list[Route], tmp_path: Path) -> None:
+    assert fire(watched, endless(routes, Random(22)), 150, tmp_path)
+    assert all_is_well(watched), watched.found
+
+
+def test_no_body_at_all(watched: Watched, tmp_path: Path) -> None:
+    cases = [Case("POST", path, body) for path in BODIES for body in NO_JSON[1:6]]
+    assert fire(watched, iter(cases), len(cases), tmp_path)
+    assert all_is_well(watched), watched.found
+
+
+@pytest.mark.parametrize("path", NOT_SERVED)
+def test_what_is_not_served_says_why(url: str, path: str) -> None:
+    answer = httpx.post(f"{url}{path}", json={})
+    assert answer.status_code == 404
+    assert NOT_SERVED[path] in answer.json()["message"]
