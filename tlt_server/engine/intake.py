@@ -45,7 +45,7 @@ FAILED: Mapping[type, Callable[[str], Any]] = {
     LoadLoRAAdapterReqInput: lambda why: LoRAUpdateOutput(success=False, error_message=why),
     UnloadLoRAAdapterReqInput: lambda why: LoRAUpdateOutput(success=False, error_message=why),
 }
-"""An answer of the kind that whoever asked waits for; without one it would wait for ever. Updates of weights have theirs
+"""Answers of the kinds that whoever asked waits for; without one it would wait for ever. Updates have their own
 (engine/routing.py); nobody waits for those of the rest."""
 FLOAT32 = 3.4028234e38
 INT32 = range(-(2**31), 2**31)
