@@ -4,6 +4,7 @@
 # make lint   format, lint, types
 # make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
 #             that proves that they run, and so of hot reload, in four minutes
+# make lock   renews the locks of deploy/locks: what `make env` and the images install, with hashes
 #
 # PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
 # VENV         where the environment lies
@@ -17,15 +18,17 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench env clean
+.PHONY: demo test lint bench env lock clean
 
 env: $(READY)
 
-# torch first, alone: everything after it keeps the build that it finds.
-$(READY): pyproject.toml $(wildcard clients/*/pyproject.toml) $(wildcard patches/*) $(wildcard tlt_server/fork/*.py)
+# torch first, alone: everything after it keeps the build that it finds, and is of the versions and hashes in the lock.
+$(READY): pyproject.toml $(wildcard clients/*/pyproject.toml) $(wildcard patches/* deploy/locks/dev-*) $(wildcard tlt_server/fork/*.py)
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found: name one, as in make PYTHON=/path/to/python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0 torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
+	    -r deploy/locks/dev-$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,demo,dev]' -e clients/tlt_client -e clients/grpo
 	$(BIN)/tlt-server fork install
 	@touch $@
@@ -49,6 +52,11 @@ bench: $(READY)
 	done
 	$(if $(SMOKE),$(BIN)/python -m benchmarks.bench_swap --smoke --json $(BENCH)/swap.json)
 	$(if $(SMOKE),$(BIN)/python -m benchmarks.publications --smoke --json $(BENCH)/publications.json)
+
+# The fork is asked what it needs; uv, which resolves, is not part of the environment.
+lock: $(READY)
+	$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install --quiet uv
+	PATH=$(abspath $(VENV))/lock/bin:$$PATH $(BIN)/python deploy/lock.py
 
 clean:
 	rm -rf $(VENV)

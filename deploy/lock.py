@@ -1,6 +1,6 @@
-"""Pins every package of the images, with hashes: deploy/locks/KIND-PYTHON.txt, for `pip install --require-hashes`.
+"""Pins every package of the images, and of `make env`, with hashes: deploy/locks/KIND-PYTHON.txt, for pip.
 
-    python deploy/lock.py         in an environment that has uv and the fork; it asks PyPI, and installs nothing
+    make lock        asks PyPI, and installs nothing but uv
 
 torch and torchvision for a CPU are not in it: their builds, of an index of their own, have other hashes than PyPI's.
 """
@@ -9,30 +9,37 @@ import subprocess
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
 HERE = Path(__file__).parent
 PYTHONS = ("3.11", "3.12")
 OF_TORCH = ("torch", "torchvision")
-OURS = ("tlt-client", "tlt-grpo")
+OURS = ("tlt-client", "tlt-grpo", "tlt-server")
+EXTRAS = {"cpu": (), "gpu": ("gpu",), "dev": ("trainer", "demo", "dev")}
+"""Of our package, by kind: `cpu` and `gpu` are the images', `dev` is what `make env` makes."""
 
 
 def needed(kind: str) -> list[str]:
-    """What an image of a kind needs, but for what is built from this repository: of ours, and of the fork's."""
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
-    ours = [Requirement(line) for line in project["dependencies"]]
-    client = tomllib.loads((HERE.parent / "clients/tlt_client/pyproject.toml").read_text())["project"]
-    ours += [Requirement(line) for line in client["dependencies"]]
+    """What an environment of a kind needs, but for what is built from this repository: of ours, and of the fork's."""
+    project = _project(HERE.parent)
+    ours = [*project["dependencies"], *_project(HERE.parent / "clients/tlt_client")["dependencies"]]
+    ours += [line for extra in EXTRAS[kind] for line in project["optional-dependencies"][extra]]
+    if kind == "dev":
+        ours += _project(HERE.parent / "clients/grpo")["dependencies"]
     environment = {"extra": "gpu" if kind == "gpu" else "", "platform_machine": "x86_64", "sys_platform": "linux"}
     fork = [Requirement(line) for line in requires("sglang") or ()]
-    wanted = [*ours, *(each for each in fork if each.marker is None or each.marker.evaluate(environment))]
+    wanted = [*map(Requirement, ours), *(each for each in fork if not each.marker or each.marker.evaluate(environment))]
     for each in wanted:
         each.marker = None
-    if kind == "gpu":
-        wanted += map(Requirement, project["optional-dependencies"]["gpu"])
-    skipped = (*OURS, *OF_TORCH) if kind == "cpu" else OURS
+    skipped = OURS if kind == "gpu" else (*OURS, *OF_TORCH)
     return sorted({str(each) for each in wanted if each.name not in skipped})
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return found
 
 
 def lock(kind: str, python: str) -> None:
@@ -40,7 +47,7 @@ def lock(kind: str, python: str) -> None:
     overrides = HERE / "locks/.without"
     overrides.write_text("\n".join(without))
     held = HERE / f"constraints/{kind}.txt"
-    options = ["--override", str(overrides)] if kind == "cpu" else ["--constraint", str(held)]
+    options = ["--constraint", str(held)] if kind == "gpu" else ["--override", str(overrides)]
     target = HERE / f"locks/{kind}-{python}.txt"
     command = [
         "uv",
@@ -55,12 +62,14 @@ def lock(kind: str, python: str) -> None:
     ]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_34"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--output-file", str(target), "--upgrade", *options]
-    subprocess.run(command, input="\n".join(needed(kind)), text=True, check=True)
-    overrides.unlink()
+    try:
+        subprocess.run(command, input="\n".join(needed(kind)), text=True, check=True)
+    finally:
+        overrides.unlink()
 
 
 if __name__ == "__main__":
     (HERE / "locks").mkdir(exist_ok=True)
-    for kind in ("cpu", "gpu"):
+    for kind in EXTRAS:
         for python in PYTHONS:
             lock(kind, python)
