@@ -29,7 +29,12 @@ SEED = 2026
 CPU_SHAPE = "50m"
 EMBEDDED = "embedded"
 """The shape of the embedded models themselves."""
-MUST_BE_ZERO = ("mismatched_outputs", "unexpected_checksums", "unexpected_versions", "wrong_states", "missing_states")
+MUST_BE_ZERO = (
+    *("mismatched_outputs", "unexpected_checksums", "unexpected_versions", "wrong_states", "missing_states"),
+    *("server_ended", "answers_5xx", "control_mismatches", "aborts_beyond_end", "aborted_without_rollout"),
+    *("trainer_ended", "trainer_stalled", "offload_hung", "offload_wrong", "offload_refused_wrongly"),
+    *("gadgets_run", "legitimate_refused", "stale_prefixes", "soak_failed_requests", "soak_mismatches"),
+)
 out = Console(highlight=False, soft_wrap=True)
 
 

@@ -24,7 +24,7 @@ COUNTS: Mapping[str, int] = {
     "aborts": 2000,
     "peers": 50_000,
     "offload": 14,
-    "gadgets": 24,
+    "gadgets": 300,
     "prefixes": 30,
     "soak": 1830,
 }
