@@ -2,8 +2,20 @@
 
 import copy
 import json
+from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile request."""
+
+    method: str
+    path: str
+    body: bytes
+    content_type: str = "application/json"
+
 
 NUMBERS = (0, -1, 1, 2, 0.5, -0.5, 2**31, -(2**31) - 1, 2**32, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30, 1e308)
 UNBOUNDED = (float("nan"), float("inf"), float("-inf"))

@@ -1,4 +1,5 @@
-"""Hostile bodies for every route that a server has, ours and SGLang's: `odd.py` mutates, the server itself lists.
+"""Hostile bodies for every route that a server has, ours and SGLang's: in turn mutated ones that were valid (`odd.py`),
+and those that schemathesis makes of the server's own OpenAPI document (`schema.py`).
 
 A process that ended, an answer of 5xx, one that did not come, and a control answer that changed are faults.
 """
@@ -15,11 +16,14 @@ from urllib.parse import quote
 import httpx
 import psutil
 
-from benchmarks.safety.odd import NO_JSON, TEXTS, odd_body
+from benchmarks.safety.odd import NO_JSON, TEXTS, Case, odd_body
+from benchmarks.safety.schema import cases_of
 from tlt_server.process import Running, running_module
 from tlt_server.results import Figures
 
 BATCH = 25
+EXAMPLES = 2
+"""Of each kind that schemathesis draws for an operation at once."""
 PATIENCE_S = 20.0
 """How long an answer may take: what is asked for here is refused at once, or short."""
 UNKEPT = httpx.Limits(max_keepalive_connections=0)
@@ -108,16 +112,6 @@ class Route:
     query: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One hostile request."""
-
-    method: str
-    path: str
-    body: bytes
-    content_type: str = "application/json"
-
-
 def listed(url: str) -> list[Route]:
     """Every route of a server but those that only read, and take nothing."""
     document = httpx.get(f"{url}/openapi.json", timeout=30).json()
@@ -157,9 +151,15 @@ def hostile(routes: list[Route], random: Random) -> Case:
     return Case(route.method, path, body, random.choice(kinds))
 
 
-def endless(routes: list[Route], random: Random) -> Iterator[Case]:
+def endless(url: str, random: Random) -> Iterator[Case]:
+    """Of both kinds, in turn."""
+    routes = listed(url)
     while True:
-        yield hostile(routes, random)
+        by_schema = cases_of(url, EXAMPLES, random.getrandbits(32))
+        random.shuffle(by_schema)
+        for case in by_schema:
+            yield case
+            yield hostile(routes, random)
 
 
 @dataclass
@@ -249,8 +249,8 @@ def measure(count: int, seed: int, logs: Path) -> Figures:
     while total["hostile_requests"] < count:
         log = logs / f"routes-{started}.log"
         with running_module(["tlt_server", "serve"], ["--random-seed", "7"], log, start_timeout=180) as server:
-            routes, watched = listed(server.url), Watched(server)
-            fire(watched, endless(routes, random), count - total["hostile_requests"], logs)
+            watched = Watched(server)
+            fire(watched, endless(server.url, random), count - total["hostile_requests"], logs)
             watched.close()
         total, started = total + watched.counts, started + 1
     names = ("hostile_requests", "server_ended", "answers_5xx", "control_mismatches")
