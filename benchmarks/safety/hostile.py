@@ -105,7 +105,9 @@ def features(draw: random.Random) -> list[bytes]:
 def greet(line: socket.socket) -> None:
     """As a peer would that is one."""
     line.sendall(GREETING)
-    line.recv(len(GREETING))  # what follows would be lost, in one piece with the greeting
+    left = len(GREETING)  # of the answer: what is sent before it has come would be lost
+    while left and (came := line.recv(left)):
+        left -= len(came)
     line.sendall(READY)
 
 

@@ -87,7 +87,7 @@ class Doorkeeper:
         """A whole message was read. proves: that its peer is one."""
         size = sum(len(frame) + FRAME_BYTES for frame in frames)
         with self._lock:
-            if (known := self._open.get(frames[-1].get(zmq.SRCFD))) is not None:
+            if (known := self._open.get(_descriptor(frames[-1]))) is not None:
                 known.taken += size
                 known.is_proved |= proves
 
@@ -151,6 +151,16 @@ class Doorkeeper:
         self.cut += 1
         if self.cut == 1:
             log.warning("a connection to %s is cut: %s; further ones are only counted", self._name, why)
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Of the connection that it came over; -1 where libzmq does not know, for the peer was gone before it asked."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EINVAL:
+            raise
+        return -1
 
 
 def _connection(descriptor: int) -> socket.socket | None:
