@@ -16,12 +16,15 @@ from tests.trainer.stand_in import Running, Server, until
 from tests.wire.ends import HELLO, Script
 from tests.wire.ends import Server as Receiving
 from tlt_server.results import Figures
+from tlt_server.wire.connections import FREED_AFTER
 
 BATCHES = 10
 PEERS, OF_A_PEER = 8, 64
 """At once, and messages of each, before they come again under other names."""
 KNOCKS = 40
 """Connections a batch that are no peer's, open together; they count as nothing."""
+ENDLESS_KNOCKS = 3
+"""Of them, with a message without end."""
 ANSWER_S, QUIET_S = 5.0, 0.3
 """Seconds: until an answer; without a message read, until what was sent and is not counted was taken otherwise."""
 
@@ -70,9 +73,9 @@ class _Attacked:
     def knock(self, draw: random.Random, knocks: int) -> None:
         ports = [int(address.rpartition(":")[2]) for address in (self._trainer.control, self._trainer.features)]
         with contextlib.ExitStack() as stack:
-            for _ in range(knocks):
-                for line in hostile.knock(draw.choice(ports), draw):
-                    stack.enter_context(line)
+            for number in range(knocks):
+                line = hostile.knock(draw.choice(ports), draw, endless=number < ENDLESS_KNOCKS)
+                stack.enter_context(line)
 
     def send(self, draw: random.Random, count: int) -> bool:
         """By several peers, who stay until all is read that will be; whether any was."""
@@ -121,7 +124,8 @@ def _against_trainer(count: int, draw: random.Random, logs: Path) -> Figures:
             if ended:
                 break
             stalled += taken < wanted or not attacked.answers(server)
-            memory.append(_resident(process.pid))
+            if batch in {0, BATCHES - 1}:
+                memory.append(_resident_at_rest(process.pid))
     growth = memory[-1] / memory[0] - 1 if memory else 0.0
     return {
         "peer_messages": taken,
@@ -138,7 +142,9 @@ def _within(seconds: float, done: Callable[[], bool]) -> bool:
     return is_done
 
 
-def _resident(pid: int) -> int:
+def _resident_at_rest(pid: int) -> int:
+    """KiB, once what connections that are gone had taken is given back."""
+    time.sleep(2 * FREED_AFTER)
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
 
