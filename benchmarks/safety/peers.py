@@ -50,9 +50,8 @@ def measure(count: int, seed: int, logs: Path) -> Figures:
 class _Attacked:
     """A trainer as its attackers see it."""
 
-    def __init__(self, trainer: Running, process: "Popen[bytes]") -> None:
-        self._trainer, self._process = trainer, process
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{trainer.port}", timeout=ANSWER_S)
+    def __init__(self, trainer: Running, process: "Popen[bytes]", http: httpx.Client) -> None:
+        self._trainer, self._process, self._http = trainer, process, http
 
     @property
     def has_ended(self) -> bool:
@@ -61,7 +60,7 @@ class _Attacked:
     def taken(self) -> int:
         """Hostile messages until now; -1 while it does not answer."""
         try:
-            status = self._http.get("/tlt/v1/train/status").json()
+            status = self._http.get(f"http://127.0.0.1:{self._trainer.port}/tlt/v1/train/status").json()
         except httpx.TransportError:
             return -1
         return int(status["control_dropped"] + status["feature_messages"])
@@ -91,7 +90,7 @@ class _Attacked:
         return newest > before
 
     def _send(self, peer: "zmq.Socket[bytes]", draw: random.Random, count: int) -> None:
-        is_control = peer.socket_type == zmq.DEALER
+        is_control = peer.type == zmq.DEALER
         peer.connect(self._trainer.control if is_control else self._trainer.features)
         for _ in range(count):
             with contextlib.suppress(zmq.Again):  # it does not read: that is seen by its counters
@@ -102,7 +101,7 @@ def _peer(context: "zmq.Context[zmq.Socket[bytes]]", draw: random.Random) -> "zm
     """For either link; one that is cut connects again by itself."""
     peer = context.socket(zmq.DEALER if draw.random() < 0.7 else zmq.PUSH)
     peer.linger, peer.sndtimeo = 0, int(ANSWER_S * 1000)
-    if peer.socket_type == zmq.DEALER and draw.random() < 0.7:
+    if peer.type == zmq.DEALER and draw.random() < 0.7:
         name = draw.choice((b"two:2/", b"one:1/", b"", draw.randbytes(9)))
         peer.routing_id = name + draw.randbytes(4).hex().encode()
     return peer
@@ -112,9 +111,13 @@ def _against_trainer(count: int, draw: random.Random, logs: Path) -> Figures:
     trainer = Running(logs / "trainer", tcp=True)
     taken = ended = stalled = 0
     memory: list[int] = []
-    with Server(logs / "one", trainer.control, trainer.features) as server, trainer.process() as process:
+    with (
+        Server(logs / "one", trainer.control, trainer.features) as server,
+        trainer.process() as process,
+        httpx.Client(timeout=ANSWER_S) as http,
+    ):
         until(lambda: trainer.status().get("frozen") == 0, "the trainer does not start")
-        attacked = _Attacked(trainer, process)
+        attacked = _Attacked(trainer, process, http)
         for batch in range(BATCHES):
             wanted = count * (batch + 1) // BATCHES
             attacked.knock(draw, min(KNOCKS, wanted // 10))
