@@ -3,7 +3,6 @@
 import contextlib
 import random
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -105,18 +104,20 @@ def features(draw: random.Random) -> list[bytes]:
 def greet(line: socket.socket) -> None:
     """As a peer would that is one."""
     line.sendall(GREETING)
-    line.recv(len(GREETING))  # what follows would be lost, in one piece with the greeting
+    left = len(GREETING)  # of the answer: what is sent before it has come would be lost
+    while left and (came := line.recv(left)):
+        left -= len(came)
     line.sendall(READY)
 
 
-def knock(port: int, draw: random.Random) -> Sequence[socket.socket]:
+def knock(port: int, draw: random.Random, *, endless: bool) -> socket.socket:
     """A connection that says a part of ZMTP's greeting, or all and then a message without end; to be closed."""
     line = socket.create_connection(("127.0.0.1", port), timeout=5)
     with contextlib.suppress(OSError):  # it is cut, as it should be
-        if draw.random() < 0.95:
+        if endless:
+            greet(line)
+            for _ in range(ENDLESS):
+                line.sendall(FRAME)
+        else:
             line.sendall(draw.choice((GREETING, draw.randbytes(64)))[: draw.randrange(65)])
-            return [line]
-        greet(line)
-        for _ in range(ENDLESS):
-            line.sendall(FRAME)
-    return [line]
+    return line

@@ -4,9 +4,11 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import Popen
 
+import httpx
 import zmq
 
 from benchmarks.safety import hostile
@@ -14,17 +16,23 @@ from tests.trainer.stand_in import Running, Server, until
 from tests.wire.ends import HELLO, Script
 from tests.wire.ends import Server as Receiving
 from tlt_server.results import Figures
+from tlt_server.wire.connections import FREED_AFTER
 
 BATCHES = 10
-OF_A_PEER = 100
-"""Messages, before it comes again under another name."""
+PEERS, OF_A_PEER = 8, 64
+"""At once, and messages of each, before they come again under other names."""
 KNOCKS = 40
-"""Connections a batch that are no peer's, open together; each counts as a message."""
-ANSWER_S = 5.0
+"""Connections a batch that are no peer's, open together; they count as nothing."""
+ENDLESS_KNOCKS = 3
+"""Of them, with a message without end."""
+ANSWER_S, QUIET_S = 5.0, 0.3
+"""Seconds: until an answer; without a message read, until what was sent and is not counted was taken otherwise."""
 
 
 def measure(count: int, seed: int, logs: Path) -> Figures:
-    """`peer_messages`: sent, nine of ten to a trainer's process, the others to a server's receiver.
+    """`peer_messages`: that were read and refused or ignored, by the counters of those who read: nine of ten of a
+    trainer's process, the others of a server's receiver. A peer may pass for a server: what is heard of it then is not
+    among them.
     `trainer_ended`, `trainer_stalled`: batches after which it had ended, or did not answer its server and its status
     within 5 s; a receiver that ended counts as the former, one that does not hear its trainer as the latter.
     `peer_memory_growth`: of the trainer's resident memory, after the first batch and after all: a ratio less 1.
@@ -32,111 +40,149 @@ def measure(count: int, seed: int, logs: Path) -> Figures:
     draw = random.Random(seed)
     to_server = count // 10
     figures = _against_trainer(count - to_server, draw, logs)
-    ended, stalled = _against_server(to_server, draw, logs)
-    figures["peer_messages"] += to_server
+    read, ended, stalled = _against_server(to_server, draw, logs)
+    figures["peer_messages"] += read
     figures["trainer_ended"] += ended
     figures["trainer_stalled"] += stalled
     return figures
 
 
+class _Attacked:
+    """A trainer as its attackers see it."""
+
+    def __init__(self, trainer: Running, process: "Popen[bytes]", http: httpx.Client) -> None:
+        self._trainer, self._process, self._http = trainer, process, http
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def taken(self) -> int:
+        """Hostile messages until now; -1 while it does not answer."""
+        try:
+            status = self._http.get(f"http://127.0.0.1:{self._trainer.port}/tlt/v1/train/status").json()
+        except httpx.TransportError:
+            return -1
+        return int(status["control_dropped"] + status["feature_messages"])
+
+    def answers(self, server: Server) -> bool:
+        """Whether its status comes, and its server is connected, within the time."""
+        return _within(ANSWER_S, lambda: self.taken() >= 0 and server.link.connected)
+
+    def knock(self, draw: random.Random, knocks: int) -> None:
+        ports = [int(address.rpartition(":")[2]) for address in (self._trainer.control, self._trainer.features)]
+        with contextlib.ExitStack() as stack:
+            for number in range(knocks):
+                line = hostile.knock(draw.choice(ports), draw, endless=number < ENDLESS_KNOCKS)
+                stack.enter_context(line)
+
+    def send(self, draw: random.Random, count: int) -> bool:
+        """By several peers, who stay until all is read that will be; whether any was."""
+        before = newest = self.taken()
+        with zmq.Context() as context, contextlib.ExitStack() as stack:
+            for start in range(0, count, OF_A_PEER):
+                self._send(stack.enter_context(_peer(context, draw)), draw, min(OF_A_PEER, count - start))
+            until_s = time.monotonic() + ANSWER_S
+            while newest < before + count and time.monotonic() < until_s:
+                time.sleep(0.02)
+                if (now := self.taken()) > newest:
+                    newest, until_s = now, time.monotonic() + QUIET_S
+        return newest > before
+
+    def _send(self, peer: "zmq.Socket[bytes]", draw: random.Random, count: int) -> None:
+        is_control = peer.type == zmq.DEALER
+        peer.connect(self._trainer.control if is_control else self._trainer.features)
+        for _ in range(count):
+            with contextlib.suppress(zmq.Again):  # it does not read: that is seen by its counters
+                peer.send_multipart(hostile.control(draw) if is_control else hostile.features(draw))
+
+
+def _peer(context: "zmq.Context[zmq.Socket[bytes]]", draw: random.Random) -> "zmq.Socket[bytes]":
+    """For either link; one that is cut connects again by itself."""
+    peer = context.socket(zmq.DEALER if draw.random() < 0.7 else zmq.PUSH)
+    peer.linger, peer.sndtimeo = 0, int(ANSWER_S * 1000)
+    if peer.type == zmq.DEALER and draw.random() < 0.7:
+        name = draw.choice((b"two:2/", b"one:1/", b"", draw.randbytes(9)))
+        peer.routing_id = name + draw.randbytes(4).hex().encode()
+    return peer
+
+
 def _against_trainer(count: int, draw: random.Random, logs: Path) -> Figures:
     trainer = Running(logs / "trainer", tcp=True)
-    sent = ended = stalled = 0
+    taken = ended = stalled = 0
     memory: list[int] = []
-    with Server(logs / "one", trainer.control, trainer.features) as server, trainer.process() as process:
+    with (
+        Server(logs / "one", trainer.control, trainer.features) as server,
+        trainer.process() as process,
+        httpx.Client(timeout=ANSWER_S) as http,
+    ):
         until(lambda: trainer.status().get("frozen") == 0, "the trainer does not start")
+        attacked = _Attacked(trainer, process, http)
         for batch in range(BATCHES):
-            wanted = count * (batch + 1) // BATCHES - sent
-            sent += _send_batch(trainer, wanted, draw)
-            if process.poll() is not None:
-                ended += 1
+            wanted = count * (batch + 1) // BATCHES
+            attacked.knock(draw, min(KNOCKS, wanted // 10))
+            while taken < wanted and attacked.send(draw, min(wanted - taken, PEERS * OF_A_PEER)):
+                taken = attacked.taken()
+            ended += attacked.has_ended
+            if ended:
                 break
-            stalled += not _answers(trainer, server)
-            memory.append(_resident(process.pid))
+            stalled += taken < wanted or not attacked.answers(server)
+            if batch in {0, BATCHES - 1}:
+                memory.append(_resident_at_rest(process.pid))
     growth = memory[-1] / memory[0] - 1 if memory else 0.0
     return {
-        "peer_messages": sent,
+        "peer_messages": taken,
         "trainer_ended": ended,
         "trainer_stalled": stalled,
         "peer_memory_growth": round(growth, 4),
     }
 
 
-def _send_batch(trainer: Running, count: int, draw: random.Random) -> int:
-    control, features = (int(address.rpartition(":")[2]) for address in (trainer.control, trainer.features))
-    knocks = min(KNOCKS, count // 10)
-    with contextlib.ExitStack() as stack:
-        for _ in range(knocks):
-            for line in hostile.knock(draw.choice((control, features)), draw):
-                stack.enter_context(line)
-        done = knocks
-        with zmq.Context() as context:
-            while done < count:
-                done += _send_as_peer(context, trainer, min(OF_A_PEER, count - done), draw)
-    return done
+def _within(seconds: float, done: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + seconds
+    while not (is_done := done()) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return is_done
 
 
-def _send_as_peer(context: "zmq.Context[zmq.Socket[bytes]]", trainer: Running, count: int, draw: random.Random) -> int:
-    """By a socket of either link; one that is cut connects again by itself."""
-    to_control = draw.random() < 0.7
-    with context.socket(zmq.DEALER if to_control else zmq.PUSH) as peer:
-        peer.linger, peer.sndtimeo = 1000, int(ANSWER_S * 1000)
-        if to_control and draw.random() < 0.7:
-            peer.routing_id = (
-                draw.choice((b"two:2/", b"one:1/", b"", draw.randbytes(9))) + draw.randbytes(4).hex().encode()
-            )
-        peer.connect(trainer.control if to_control else trainer.features)
-        for _ in range(count):
-            with contextlib.suppress(zmq.Again):  # it does not read: that is seen after the batch
-                peer.send_multipart(hostile.control(draw) if to_control else hostile.features(draw))
-    return count
-
-
-def _answers(trainer: Running, server: Server) -> bool:
-    """Whether its status comes, and its server is connected, within the time."""
-    until_s = time.monotonic() + ANSWER_S
-    while time.monotonic() < until_s:
-        if trainer.status() and server.link.connected:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _resident(pid: int) -> int:
+def _resident_at_rest(pid: int) -> int:
+    """KiB, once what connections that are gone had taken is given back."""
+    time.sleep(2 * FREED_AFTER)
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
 
 
-def _against_server(count: int, draw: random.Random, logs: Path) -> tuple[int, int]:
-    """Times that a receiver ended, or was not there any more for a trainer that behaves."""
+def _against_server(count: int, draw: random.Random, logs: Path) -> tuple[int, int, int]:
+    """Messages that a receiver read; times that it ended, or was not there any more for a trainer that behaves."""
     script = Script()
     server = Receiving(script.link.address, logs / "drafters", HELLO)
-    ended = stalled = 0
+    stalled = 0
     try:
         with _stepping(server) as failed:
-            socket = script.link._socket  # a link sends nothing that is malformed
             until(lambda: script.step() or script.take(type(HELLO)), "the receiver says no hello")
-            for _ in range(count):
-                socket.send_multipart([script.peer, *hostile.control(draw)])
-                script.step()
-            began = server.link.rejected.total()
-            script.step()
-            stalled += not _says_hello(script) or not began
-        ended += bool(failed)
+            began = server.link.read
+            while not failed and not stalled and (left := count - (server.link.read - began)) > 0:
+                stalled += not _sent(script, server, draw, min(left, OF_A_PEER))
+            read = server.link.read - began
+            stalled += not failed and not _says_hello(script)
+        return read, len(failed), stalled
     finally:
         server.close()
         script.close()
-    return ended, stalled
+
+
+def _sent(script: Script, server: Receiving, draw: random.Random, count: int) -> bool:
+    """Whether so many messages were sent and read."""
+    before, socket = server.link.read, script.link._socket  # a link sends nothing that is malformed
+    for _ in range(count):
+        socket.send_multipart([script.peer, *hostile.control(draw)])
+        script.step()
+    return _within(ANSWER_S, lambda: script.step() or server.link.read >= before + count)
 
 
 def _says_hello(script: Script) -> bool:
-    until_s = time.monotonic() + ANSWER_S
     script.take(type(HELLO))
-    while time.monotonic() < until_s:
-        script.step()
-        if script.take(type(HELLO)):
-            return True
-    return False
+    return _within(ANSWER_S, lambda: script.step() or bool(script.take(type(HELLO))))
 
 
 @contextlib.contextmanager

@@ -229,6 +229,6 @@ def test_signals_end_a_process_that_is_stuck() -> None:
 
 def test_hostile_peers_end_and_stall_nobody(tmp_path: Path) -> None:
     figures = measure(1000, 7, tmp_path)
-    assert figures["peer_messages"] == 1000
+    assert figures["peer_messages"] >= 1000
     assert figures["trainer_ended"] == figures["trainer_stalled"] == 0
-    assert figures["peer_memory_growth"] < 0.5
+    assert figures["peer_memory_growth"] < 0.05

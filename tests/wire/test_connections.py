@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -54,12 +55,27 @@ def test_a_message_without_end_is_cut(link: Link) -> None:
     with connection(link) as line:
         greet(line)
         sent = 0
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, TimeoutError):  # reset, or not read any more
             while sent < 10_000:
                 line.sendall(FRAME)
                 sent += 1
         assert sent < 10_000
+        assert link.cut == 1
     assert is_served(link)
+
+
+def test_a_message_whose_connection_libzmq_does_not_know_is_taken(link: Link) -> None:
+    assert link._door is not None
+    link._door.took([zmq.Frame(b"of no connection")], proves=True)
+    assert is_served(link)
+
+
+def test_the_thread_ends_with_its_socket() -> None:
+    before = threading.active_count()
+    link = Link(ANY_PORT, READS_TO_TRAINER)
+    assert threading.active_count() > before
+    link.close()
+    assert threading.active_count() == before
 
 
 def test_one_that_says_nothing_is_cut_in_time(link: Link) -> None:

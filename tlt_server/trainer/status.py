@@ -30,6 +30,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     target: number of the newest target of any server. frozen: of the target whose embedding and head are in use.
     published: drafter version; 0: none yet. in_force: the newest in force on a server.
     candidate, live: expected accept lengths of the drafter in training and of the one in force, when last judged.
+    control_dropped: messages of peers that were no server's, malformed, or too many. feature_messages: that were read.
+    connections_cut: by link, for they asked too much.
     tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
     parts_dropped: what the buffer did not take or keep, by reason.
     buffer_bytes, buffer_budget: of features.
@@ -47,6 +49,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     in_force: int
     candidate: float | None
     live: float | None
+    control_dropped: int
+    feature_messages: int
+    connections_cut: dict[str, int]
     tokens_received: int
     tokens_dropped: dict[str, int]
     parts_dropped: dict[str, int]
@@ -63,12 +68,16 @@ class _Named(NamedTuple):
 
 COUNTERS = (
     _Named("tlt_train_steps", "Steps of training", "steps"),
+    _Named("tlt_train_control_dropped", "Messages of peers: no server's, malformed, or too many", "control_dropped"),
+    _Named("tlt_train_feature_messages", "Messages read on the features link", "feature_messages"),
     _Named("tlt_train_tokens_received", "Tokens whose features were taken", "tokens_received"),
 )
-COUNTERS_BY_REASON = (
-    _Named("tlt_train_tokens_dropped", "Tokens whose features were not taken, by reason", "tokens_dropped"),
-    _Named("tlt_train_parts_dropped", "Parts of sequences that the buffer did not take or keep", "parts_dropped"),
+COUNTERS_BY = (
+    ("reason", _Named("tlt_train_tokens_dropped", "Tokens whose features were not taken, by reason", "tokens_dropped")),
+    ("reason", _Named("tlt_train_parts_dropped", "Parts of sequences that the buffer does not keep", "parts_dropped")),
+    ("link", _Named("tlt_train_connections_cut", "Connections that asked too much", "connections_cut")),
 )
+"""With what they are counted by."""
 GAUGES = (
     _Named("tlt_train_entries_per_second", "Tokens learnt from in a second, lately", "entries_per_s"),
     _Named("tlt_train_loss", "Loss of the last step", "loss"),
@@ -93,10 +102,10 @@ class _Metrics(Collector):
         status = self._read()
         for each in COUNTERS:
             yield CounterMetricFamily(each.name, each.help, getattr(status, each.field))
-        for each in COUNTERS_BY_REASON:
-            family = CounterMetricFamily(each.name, each.help, labels=["reason"])
-            for reason, count in getattr(status, each.field).items():
-                family.add_metric([reason], count)
+        for label, each in COUNTERS_BY:
+            family = CounterMetricFamily(each.name, each.help, labels=[label])
+            for value, count in getattr(status, each.field).items():
+                family.add_metric([value], count)
             yield family
         yield from _of_workers(status.workers)
         for each in GAUGES:

@@ -7,7 +7,9 @@ peer that was cut wrongly is back within a second, and says all that matters aga
 """
 
 import contextlib
+import ctypes
 import logging
+import math
 import os
 import socket
 import struct
@@ -25,6 +27,9 @@ LOOK_EVERY = 0.05
 """Seconds, in which a few dozen MiB may come on one machine."""
 FRAME_BYTES = 64
 """Of a frame beside its content, at most: its head and, encrypted, what CURVE adds."""
+LARGE = 1 << 20
+"""Bytes that waited of a connection that is gone, whose memory is worth giving back; `FREED_AFTER` so many seconds."""
+FREED_AFTER = 1.0
 BYTES_RECEIVED = 128
 """Where Linux says it in `struct tcp_info` (include/uapi/linux/tcp.h)."""
 
@@ -77,6 +82,7 @@ class Doorkeeper:
         self._bound, self._bounds, self._name = bound, bounds, name
         self._open: dict[int, _Connection] = {}
         self._lock = threading.Lock()
+        self._trim_at = math.inf
         self.cut = 0
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
         self._events = bound.get_monitor_socket(events)
@@ -87,7 +93,7 @@ class Doorkeeper:
         """A whole message was read. proves: that its peer is one."""
         size = sum(len(frame) + FRAME_BYTES for frame in frames)
         with self._lock:
-            if (known := self._open.get(frames[-1].get(zmq.SRCFD))) is not None:
+            if (known := self._open.get(_descriptor(frames[-1]))) is not None:
                 known.taken += size
                 known.is_proved |= proves
 
@@ -118,6 +124,8 @@ class Doorkeeper:
         with self._lock:
             for each in descriptors:
                 if (gone := self._open.pop(each, None)) is not None:
+                    if gone.waiting > LARGE:
+                        self._trim_at = time.monotonic() + FREED_AFTER
                     gone.line.close()
 
     def _one_too_many(self) -> int:
@@ -127,6 +135,9 @@ class Doorkeeper:
 
     def _look(self) -> None:
         now = time.monotonic()
+        if now > self._trim_at:
+            self._trim_at = math.inf
+            _give_memory_back()
         with self._lock:
             waiting = {descriptor: each.waiting for descriptor, each in self._open.items()}
             late = [
@@ -151,6 +162,22 @@ class Doorkeeper:
         self.cut += 1
         if self.cut == 1:
             log.warning("a connection to %s is cut: %s; further ones are only counted", self._name, why)
+
+
+def _give_memory_back() -> None:
+    """What was freed, to the system: glibc keeps a peer's tens of MiB wherever a few bytes after them are in use."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Of the connection that it came over; -1 where libzmq does not know, for the peer was gone before it asked."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EINVAL:
+            raise
+        return -1
 
 
 def _connection(descriptor: int) -> socket.socket | None:

@@ -64,6 +64,10 @@ class Sender:
         model: the target that the drafters are for; a server of another one is turned away.
         hear: called in `run`'s thread with a server's identity (`NAME/TOKEN`, new at each of its starts) and its
             message: `Hello`, a notice, or what became of an update. Must return soon.
+
+    Attributes:
+        dropped: messages that were neither heard nor answered with chunks. From any thread.
+        cut: connections until now. From any thread.
     """
 
     def __init__(
@@ -84,6 +88,11 @@ class Sender:
         self._pending: deque[tuple[bytes, int, int]] = deque(maxlen=1)  # written by one thread, taken by another
         self._update: Outgoing | None = None
         self._stopped = False
+        self._served = self.dropped = 0
+
+    @property
+    def cut(self) -> int:
+        return self._link.cut
 
     def publish(
         self, version: int, trained_on: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
@@ -127,6 +136,7 @@ class Sender:
                 self._offer(peer)
         if (arrived := self._link.receive()) is not None:
             self._handle(*arrived[:2])
+        self.dropped = self._link.read - self._served
         now = self._clock()
         self._servers = {peer: server for peer, server in self._servers.items() if now - server.heard < SILENCE}
 
@@ -161,6 +171,7 @@ class Sender:
             return  # turned away, or about to say hello
         if isinstance(message, DrafterReceived | DrafterRefused):
             self._servers[peer].settled = max(self._servers[peer].settled, message.version)
+        self._served += 1
         self._hear(peer.decode(errors="replace"), message)
 
     def _offer(self, peer: bytes) -> None:
@@ -171,5 +182,6 @@ class Sender:
         update = self._update
         if update is None or wanted.digest != update.digest:
             return  # of a drafter before this one, or of an earlier life: the offer of this one is on its way
+        self._served += 1
         for index in range(wanted.start, min(wanted.stop, update.header.chunks)):
             self._link.send(DrafterChunk(digest=update.digest, index=index), update.chunk(index), to=peer)

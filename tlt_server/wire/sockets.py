@@ -83,6 +83,7 @@ class Link:
 
     Attributes:
         rejected: messages dropped because they could not be read or used, by peer, as far as there are not too many.
+        read: messages until now, of any kind.
 
     Raises:
         ConfigError: the address or a key cannot be used.
@@ -98,6 +99,7 @@ class Link:
     ) -> None:
         check_address(address, curve)
         self.rejected: Counter[bytes] = Counter()
+        self.read = 0
         self._rejected_us: set[bytes] = set()
         self._reads = reads
         self._binds = name is None
@@ -125,6 +127,11 @@ class Link:
         """Where this end is bound or connected; a port that the system chose is in it."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
+    @property
+    def cut(self) -> int:
+        """Connections until now, for they asked too much."""
+        return self._door.cut if self._door is not None else 0
+
     def watch(self, fileno: int) -> None:
         """Makes `wait` return when that can be read, too."""
         self._poller.register(fileno, zmq.POLLIN)
@@ -151,6 +158,7 @@ class Link:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        self.read += 1
         peer = frames.pop(0).bytes if self._binds else TRAINER
         try:
             message, payload = decode([frame.buffer for frame in frames], self._reads)
@@ -208,6 +216,9 @@ class Inlet:
         address: to bind, as for `Link`.
         bounds: of those who connect.
 
+    Attributes:
+        read: messages until now, of any kind.
+
     Raises:
         ConfigError: the address or a key cannot be used.
     """
@@ -219,6 +230,7 @@ class Inlet:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._socket.rcvhwm, self._socket.maxmsgsize = FEATURES_WAITING, MAX_FEATURES_BYTES
         self._socket.handshake_ivl = int(HANDSHAKE_WITHIN * 1000)
+        self.read = 0
         self._door: Doorkeeper | None = None
         try:
             if curve is not None:
@@ -234,6 +246,11 @@ class Inlet:
         """Where it is bound; a port that the system chose is in it."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
+    @property
+    def cut(self) -> int:
+        """Connections until now, for they asked too much."""
+        return self._door.cut if self._door is not None else 0
+
     def wait(self, seconds: float) -> None:
         """Returns when there is something to read, or after so many seconds."""
         self._socket.poll(int(seconds * 1000))
@@ -244,6 +261,7 @@ class Inlet:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        self.read += 1
         if self._door is not None:
             self._door.took(frames, proves=True)
         return [frame.buffer for frame in frames]
