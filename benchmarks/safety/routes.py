@@ -22,8 +22,8 @@ from tlt_server.process import Running, running_module
 from tlt_server.results import Figures
 
 BATCH = 25
-EXAMPLES = 2
-"""Of each kind that schemathesis draws for an operation at once."""
+EXAMPLES = 5
+"""Of each kind that schemathesis draws for an operation at once; that it may draw takes it most of a minute."""
 PATIENCE_S = 20.0
 """How long an answer may take: what is asked for here is refused at once, or short."""
 UNKEPT = httpx.Limits(max_keepalive_connections=0)

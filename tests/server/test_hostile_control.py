@@ -39,8 +39,8 @@ def test_what_was_found_once_is_mended(watched: Watched, tmp_path: Path) -> None
 
 
 def test_every_route_outlasts_fuzzing(watched: Watched, url: str, tmp_path: Path) -> None:
-    """Mutated bodies, and schemathesis' by the server's own OpenAPI document, in turn: about a minute."""
-    assert fire(watched, endless(url, Random(22)), 800, tmp_path)
+    """Mutated bodies, and schemathesis' by the server's own OpenAPI document, in turn."""
+    assert fire(watched, endless(url, Random(22)), 600, tmp_path)
     assert all_is_well(watched), watched.found
 
 

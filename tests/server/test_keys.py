@@ -103,7 +103,7 @@ def test_ranks_meet_on_loopback_and_wait_for_no_trainer_for_ever(servers: Server
         with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {CLIENT}"}) as http:
             led = http.post("/init_weights_update_group", json=group | {"rank_offset": 0, "backend": "gloo"})
             assert led.status_code == 400
-            assert "the trainer is rank 0" in led.json()["message"]
+            assert "rank_offset" in led.json()["message"]
             assert http.get("/health").status_code == 200
 
 
