@@ -34,7 +34,9 @@ def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Re
         if twice := sorted(own.keys() & figures.keys()):
             raise ConfigError(f"{twice[0]}: two parts have it. Join parts that measured different things")
         figures |= own
-    figures |= {name: sum(part.figures[name] for part in parts) for name in SUMMED}
+    for name in SUMMED:
+        if counts := [part.figures[name] for part in parts if name in part.figures]:
+            figures[name] = sum(counts)
     for name in LEAST:
         if values := [part.figures[name] for part in parts if name in part.figures]:
             figures[name] = min(values)

@@ -5,22 +5,23 @@
 Hostile requests to all routes, aborts at random steps, hostile messages from peers to a trainer and to a server,
 memory lent and taken back in every order, pickles that carry code, publications without a flush, and a soak of half an
 hour in which everything happens at once. Each part starts the servers that it needs (`benchmarks/safety/`); everything
-is drawn from `--seed`. `--parts` runs some alone.
+is drawn from `--seed`. `--parts` runs some alone, `--join` makes one result of several.
 """
 
 import argparse
 import importlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.command import EMBEDDED, Models, main, parser
+from benchmarks.command import EMBEDDED, Models, parser
+from benchmarks.parts import main
 from tlt_server.results import Figures, Result
 
 COUNTS: Mapping[str, int] = {
     "requests": 1500,
-    "routes": 1500,
+    "routes": 1000,
     "aborts": 2000,
     "peers": 50_000,
     "offload": 14,
@@ -37,15 +38,15 @@ def added(figures: Figures, more: Figures) -> Figures:
     return figures | {name: figures.get(name, 0) + value for name, value in more.items()}
 
 
-def measured(_models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
-    """All figures."""
-    figures: Figures = {"seed": arguments.seed}
+def measured(_models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
+    """The figures of one part, of two, and so on."""
+    figures: Figures = {}
     for part in arguments.parts:
         measure = importlib.import_module(f"benchmarks.safety.{part}").measure
         began = time.monotonic()
         found = measure((SMOKE if arguments.smoke else COUNTS)[part], arguments.seed, logs)
         figures = added(figures, found | {f"{part}_part_s": time.monotonic() - began})
-    return figures
+        yield figures
 
 
 def table(result: Result) -> str:
@@ -62,4 +63,4 @@ def flags() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main("safe", __doc__, sys.argv[1:], measured, table, flags())
+    main(flags(), sys.argv[1:], measured, lambda _: {}, table)

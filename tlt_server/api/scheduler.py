@@ -45,7 +45,11 @@ async def ask(message: Ask) -> list[Answer]:
 
     manager = tokenizer_manager()
     manager.auto_create_handle_loop()
-    outputs = await manager.tlt_communicator(TltReqInput(body=pack(message)))
+    try:
+        packed = pack(message)
+    except OverflowError as error:
+        raise HTTPException(400, "a whole number needs more than 64 bits") from error
+    outputs = await manager.tlt_communicator(TltReqInput(body=packed))
     answers = [unpack_answer(output.body) for output in outputs]
     if failures := sorted({answer.failure for answer in answers if answer.failure}):
         raise HTTPException(500, "; ".join(failures))

@@ -3,7 +3,7 @@
 Unknown fields are ignored when decoding, so that an older client reads a newer server.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -131,9 +131,9 @@ class DrafterUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     path: str
     """On the server's machine: a safetensors file, or a folder that holds one. It must not change until answered."""
-    version: int | None = None
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**52)] | None = None
     """Above every one before; None: the next. Offering a version again changes nothing."""
-    trained_on: int | None = None
+    trained_on: Annotated[int, msgspec.Meta(ge=0, le=2**52)] | None = None
     """The target's version that it was trained on."""
     sha256: str | None = None
     """What the file's must be, in hexadecimal."""
