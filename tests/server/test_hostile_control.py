@@ -55,3 +55,9 @@ def test_what_is_not_served_says_why(url: str, path: str) -> None:
     answer = httpx.post(f"{url}{path}", json={})
     assert answer.status_code == 404
     assert NOT_SERVED[path] in answer.json()["message"]
+
+
+def test_no_folder_is_made_where_the_server_happens_to_run(url: str) -> None:
+    answer = httpx.post(f"{url}/tlt/v1/target/share", json={"path": "here"})
+    assert answer.status_code == 400
+    assert "must be absolute" in answer.text

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, HTTPException, Request, Response
@@ -189,6 +190,10 @@ async def share(request: Request) -> Response:
     400: it cannot be written. 409: the target is being written, or was meanwhile. 504: not written in time.
     """
     wanted = await body(request, TargetShare)
+    if not Path(wanted.path).is_absolute():
+        raise HTTPException(
+            400, f"path {wanted.path!r} must be absolute: it is a folder to make on the server's machine"
+        )
     until = time.monotonic() + SHARING_S
     while not (shared := [answer.shared for answer in await ask(Share(wanted.path)) if answer.shared]):
         if time.monotonic() > until:
