@@ -27,7 +27,7 @@ COUNTS: Mapping[str, int] = {
     "offload": 14,
     "gadgets": 300,
     "prefixes": 30,
-    "soak": 1830,
+    "soak": 1800,
 }
 """How many cases of each part; of the soak, seconds."""
 SMOKE: Mapping[str, int] = {part: max(2, count // 60) for part, count in COUNTS.items()} | {"soak": 90}

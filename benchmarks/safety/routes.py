@@ -18,6 +18,7 @@ import psutil
 
 from benchmarks.safety.odd import NO_JSON, TEXTS, Case, odd_body
 from benchmarks.safety.schema import cases_of
+from tlt_server.api.fields.routes import TABLES
 from tlt_server.process import Running, running_module
 from tlt_server.results import Figures
 
@@ -94,12 +95,13 @@ VALID: dict[str, dict[str, Any]] = {
     "/tlt/v1/strategy": {"mode": "fixed", "arm": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}},
     "/tlt/v1/strategy/learned": {"costs": {"a": 1}},
 }
+HOLD = {"/pause_generation", "/release_memory_occupation"}
 UNDO = (
     ("/end_weight_update", {}),
     ("/resume_memory_occupation", {}),
     ("/continue_generation", {"torch_empty_cache": False}),
 )
-"""What was rightly done is undone before the control answer is asked for."""
+"""What was rightly done is undone before the control answer is asked for, and where a response would wait for it."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +174,15 @@ class Watched:
 
     def __post_init__(self) -> None:
         self._http = httpx.Client(base_url=self.server.url, timeout=PATIENCE_S, limits=UNKEPT)
+        self._holds = False
         self._processes = self._alive()
         self._control = self._answer()
 
     def send(self, case: Case) -> None:
         self.counts["hostile_requests"] += 1
+        path = case.path.split("?")[0]
+        if self._holds and path in TABLES:  # it would wait until it is let go, as it should
+            self._undo()
         headers = {"content-type": case.content_type.encode("latin-1")} if case.content_type else {}
         try:
             answer = self._http.request(case.method, case.path, content=case.body, headers=headers)  # type: ignore[arg-type]
@@ -185,6 +191,7 @@ class Watched:
         except httpx.TransportError as error:
             self._note("answers_5xx", case, f"{type(error).__name__}: {error}")
         else:
+            self._holds |= path in HOLD and answer.status_code == 200
             if answer.status_code >= 500:
                 self._note("answers_5xx", case, f"{answer.status_code} {answer.text[:300]}")
 
@@ -196,8 +203,7 @@ class Watched:
         """Whether it is still there, healthy, and says what it said at first; the faults are counted."""
         try:
             if not self.ended():
-                for path, body in UNDO:
-                    self._http.post(path, json=body)
+                self._undo()
                 healthy = self._http.get("/health").status_code == 200
                 if not healthy or self._answer() != self._control:
                     self._note("control_mismatches", batch[-1], f"healthy: {healthy}")
@@ -208,6 +214,11 @@ class Watched:
                 return True
         self._note("server_ended", batch[-1], "a process ended")
         return False
+
+    def _undo(self) -> None:
+        for path, body in UNDO:
+            self._http.post(path, json=body)
+        self._holds = False
 
     def close(self) -> None:
         self._http.close()

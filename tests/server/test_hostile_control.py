@@ -11,7 +11,7 @@ from benchmarks.safety.odd import NO_JSON
 from benchmarks.safety.routes import Case, Watched, corpus, endless, fire
 from tests.server.conftest import CONFIGS, Servers
 from tlt_server.api.bodies import BODIES
-from tlt_server.api.control import NOT_SERVED
+from tlt_server.api.control import MAX_BODY, NOT_SERVED
 from tlt_server.process import Running
 
 pytestmark = pytest.mark.server("eagle-chain")
@@ -42,6 +42,14 @@ def test_every_route_outlasts_fuzzing(watched: Watched, url: str, tmp_path: Path
     """Mutated bodies, and schemathesis' by the server's own OpenAPI document, in turn."""
     assert fire(watched, endless(url, Random(22)), 600, tmp_path)
     assert all_is_well(watched), watched.found
+
+
+@pytest.mark.parametrize("path", ["/tlt/v1/strategy", "/tlt/v1/trainer", "/pause_generation", "/freeze_gc", "/nowhere"])
+def test_a_long_body_is_refused(url: str, path: str) -> None:
+    method = "PUT" if path == "/tlt/v1/strategy" else "POST"
+    answer = httpx.request(method, f"{url}{path}", content=b" " * (MAX_BODY + 1))
+    assert answer.status_code == 413
+    assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_no_body_at_all(watched: Watched, tmp_path: Path) -> None:

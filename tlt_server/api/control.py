@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -23,10 +23,12 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from torch.distributed import TCPStore
 
 from tlt_server.api.bodies import BODIES
+from tlt_server.api.fields.routes import TABLES
+from tlt_server.api.gate import again, read
 from tlt_server.api.scheduler import as_json, tokenizer_manager
 
 MAX_BODY = 16 * 2**20
-"""Bytes of any body but one that holds tensors."""
+"""Bytes of any body but those that the gate reads, and one that holds tensors."""
 HOLD_TENSORS = {"/update_weights_from_tensor"}
 logger = logging.getLogger(__name__)
 
@@ -86,53 +88,33 @@ class ControlDoor:
         path = scope.get("path", "").rstrip("/")
         if (reason := not_served(path)) is not None:
             await _refusal(404, f"{path} is not served: {reason}")(scope, receive, send)
-        elif path in BODIES and scope["type"] == "http":
+        elif scope["type"] == "http" and path not in TABLES:  # those the gate reads
             await self._read(path, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def _read(self, path: str, scope: Any, receive: Any, send: Any) -> None:
-        body = await read_body(receive, None if path in HOLD_TENSORS else MAX_BODY)
+        limit = None if path in HOLD_TENSORS else MAX_BODY
+        body = await read(receive, limit)
         if body is None:
+            return  # the client is gone
+        if limit is not None and len(body) > limit:
             await _refusal(413, f"the body is longer than {MAX_BODY} bytes")(scope, receive, send)
         elif (wrong := misfit(path, body)) is not None:
             await _refusal(400, wrong)(scope, receive, send)
         else:
-            await self._app(scope, _replayed(body, receive), send)
+            await self._app(scope, again(body, receive), send)
 
 
 def misfit(path: str, body: bytes) -> str | None:
-    """What is wrong with a body, in a line; None where it fits. An empty one is left to the route."""
-    if not body:
+    """What is wrong with a body, in a line; None where it fits. An empty one, and one of ours, is left to the route."""
+    if not body or path not in BODIES:
         return None
     try:
         msgspec.json.decode(body, type=BODIES[path])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return f"{path}: {error}"
     return None
-
-
-async def read_body(receive: Callable[[], Awaitable[Any]], limit: int | None) -> bytes | None:
-    """The whole body; None where it is longer than `limit`."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if limit is not None and size > limit:
-            return None
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _replayed(body: bytes, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-    """`receive`, with the body that was read from it before what is still to come."""
-    whole = iter(({"type": "http.request", "body": body, "more_body": False},))
-
-    async def again() -> Any:
-        return next(whole, None) or await receive()
-
-    return again
 
 
 def _refusal(status: int, message: str) -> Response:

@@ -56,7 +56,7 @@ class Gate:
             await self._app(scope, receive, send)
 
     async def _check(self, path: str, scope: Any, receive: Any, send: Any) -> None:
-        body = await read(receive)
+        body = await read(receive, MAX_BODY)
         if body is None:
             return  # the client is gone
         if len(body) > MAX_BODY:
@@ -111,10 +111,10 @@ def refusal(path: str, status: int, message: str) -> Response:
     return as_json({"error": said}, status)
 
 
-async def read(receive: Any) -> bytes | None:
-    """A request's body, or of one that is too large what shows it; None: the client went before it was whole."""
+async def read(receive: Any, limit: int | None) -> bytes | None:
+    """A request's body, or of one longer than `limit` what shows it; None: the client went before it was whole."""
     parts, size, more = [], 0, True
-    while more and size <= MAX_BODY:
+    while more and (limit is None or size <= limit):
         message = await receive()
         if message["type"] == "http.disconnect":
             return None

@@ -23,7 +23,7 @@ async def body(request: Request, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise HTTPException(400, str(error)) from error
 
 
@@ -38,17 +38,17 @@ async def ask(message: Ask) -> list[Answer]:
     """What each data-parallel replica answers; one asks at a time, the others wait.
 
     Raises:
-        HTTPException: what a replica refuses, 400; for what is in force, 409; for settings that cannot be, 422; where
-            it failed, 500.
+        HTTPException: what a replica refuses, or cannot be sent, 400; for what is in force, 409; for settings that
+            cannot be, 422; where it failed, 500.
     """
     from sglang.srt.managers.io_struct import TltReqInput
 
-    manager = tokenizer_manager()
-    manager.auto_create_handle_loop()
     try:
         packed = pack(message)
-    except OverflowError as error:
-        raise HTTPException(400, "a whole number needs more than 64 bits") from error
+    except OverflowError as error:  # JSON bounds no integer
+        raise HTTPException(400, f"an integer that no version, sequence number or count can be: {error}") from error
+    manager = tokenizer_manager()
+    manager.auto_create_handle_loop()
     outputs = await manager.tlt_communicator(TltReqInput(body=packed))
     answers = [unpack_answer(output.body) for output in outputs]
     if failures := sorted({answer.failure for answer in answers if answer.failure}):
