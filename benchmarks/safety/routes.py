@@ -23,7 +23,7 @@ from tlt_server.process import Running, running_module
 from tlt_server.results import Figures
 
 BATCH = 25
-EXAMPLES = 5
+EXAMPLES = 3
 """Of each kind that schemathesis draws for an operation at once; that it may draw takes it most of a minute."""
 PATIENCE_S = 20.0
 """How long an answer may take: what is asked for here is refused at once, or short."""

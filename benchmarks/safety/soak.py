@@ -32,7 +32,9 @@ from tlt_server.results import Figures
 
 ARMS = ["3,1,4", "3,4,8", "5,2,8", "1,1,2"]
 WARM_UP = 0.25
-"""Of the time: caches fill, and so does the ring of 256 MiB that hidden states leave by."""
+"""Of the time: caches fill."""
+CURVE_S = 120.0
+"""Between two looks at memory while everything goes on."""
 LOOKS, BETWEEN_LOOKS_S = 4, 4.0
 """A server that is asked nothing closes the connections that it kept within 5 s."""
 STOP_S = 30.0
@@ -45,13 +47,18 @@ PAUSES = ("in_place", "retract")
 
 @dataclass
 class Soaked:
-    """A server under everything. `failed` says of each request that should not have failed why it did."""
+    """A server under everything: `group` is its processes'.
+
+    failed: of each request that should not have failed, why it did. curve: resident MB, one each `CURVE_S`.
+    """
 
     url: str
+    group: int
     seed: int
     targets: tuple[Path, Path]
     failed: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    curve: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -204,7 +211,13 @@ def scrapes(soaked: Soaked, http: httpx.Client, _draw: random.Random) -> None:
     soaked.wait(1)
 
 
-WORKS = [rollouts, chats, aborts, cut_streams, publications, strategies, drafters, scrapes]
+def memory(soaked: Soaked, _http: httpx.Client, _draw: random.Random) -> None:
+    """What the server holds meanwhile."""
+    soaked.wait(CURVE_S)
+    soaked.curve.append(held(soaked.group).rss_mb)
+
+
+WORKS = [rollouts, chats, aborts, cut_streams, publications, strategies, drafters, scrapes, memory]
 
 
 # -- the trainer --
@@ -248,8 +261,8 @@ class Trained:
 
 
 @contextlib.contextmanager
-def scene(logs: Path, seed: int, folder: Path) -> Iterator[tuple[Soaked, Trained, int]]:
-    """A server that follows a trainer, which does not run yet; with the server's group of processes."""
+def scene(logs: Path, seed: int, folder: Path) -> Iterator[tuple[Soaked, Trained]]:
+    """A server that follows a trainer, which does not run yet."""
     target, drafter = default_paths()
     trainer = Running(folder / "trainer", "passes = 1000.0", margin=0)
     settings = folder / "server.toml"
@@ -266,7 +279,7 @@ def scene(logs: Path, seed: int, folder: Path) -> Iterator[tuple[Soaked, Trained
             running_module(["tlt_server", "serve"], flags, logs / "soak.log", start_timeout=240)
         )
         noise = noisy(target, folder / "noise", seed)
-        yield Soaked(server.url, seed, (target, noise)), Trained(trainer, control), server.pid
+        yield Soaked(server.url, server.pid, seed, (target, noise)), Trained(trainer, control)
 
 
 def greedy(soaked: Soaked) -> list[list[int]]:
@@ -277,26 +290,26 @@ def greedy(soaked: Soaked) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-def settled(soaked: Soaked, group: int) -> Held:
+def settled(soaked: Soaked) -> Held:
     """What the server holds when nobody asks anything: the least of several looks."""
     with httpx.Client(base_url=soaked.url, timeout=60) as http:
         http.post("/flush_cache", params={"timeout": 30}).raise_for_status()
     looks = []
     for _ in range(LOOKS):
         time.sleep(BETWEEN_LOOKS_S)
-        looks.append(held(group))
+        looks.append(held(soaked.group))
     return Held(*(min(values) for values in zip(*looks, strict=True)))
 
 
 def measure(count: int, seed: int, logs: Path) -> Figures:
     """A soak of `count` seconds."""
     with tempfile.TemporaryDirectory(prefix="tlt-soak-") as folder, scene(logs, seed, Path(folder)) as found:
-        soaked, trained, group = found
+        soaked, trained = found
         before, began = greedy(soaked), time.monotonic()
         soaked.during(count * WARM_UP, [*WORKS, trained.befall])
-        warm = settled(soaked, group)
+        warm = settled(soaked)
         soaked.during(max(1.0, count - (time.monotonic() - began)), [*WORKS, trained.befall])
-        end = settled(soaked, group)
+        end = settled(soaked)
         seconds = time.monotonic() - began
         with contextlib.closing(Publisher(soaked.url)) as publisher:
             publisher.disk(soaked.targets[0]).raise_for_status()
@@ -310,4 +323,12 @@ def measure(count: int, seed: int, logs: Path) -> Figures:
         "soak_memory_growth": end.rss_mb / warm.rss_mb - 1,
         "soak_handle_growth": end.file_handles - warm.file_handles,
         "soak_mismatches": mismatches,
-    } | {f"soak_{name}": number for name, number in sorted(soaked.counts.items())}
+        "soak_rss_mb_warm": warm.rss_mb,
+        "soak_rss_mb_end": end.rss_mb,
+    } | counted(soaked)
+
+
+def counted(soaked: Soaked) -> Figures:
+    """What went on, and the curve of memory meanwhile."""
+    curve = {f"soak_rss_mb_{number:02d}": value for number, value in enumerate(soaked.curve, 1)}
+    return curve | {f"soak_{name}": number for name, number in sorted(soaked.counts.items())}

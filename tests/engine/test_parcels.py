@@ -4,6 +4,7 @@ import random
 from collections import deque
 from itertools import pairwise
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,3 +156,11 @@ def test_without_a_trainer_the_block_is_freed_all_the_same(address: str) -> None
         courier.take(parcel)
     courier.close()
     assert parcels.ship([rows_of("a", 0, 3)], numbered(3)) is not None
+
+
+def test_memory_is_taken_at_start_and_not_by_and_by() -> None:
+    before = psutil.Process().memory_info().rss
+    held = Parcels(CPU, size=64 << 20)
+    grown = psutil.Process().memory_info().rss - before
+    del held
+    assert grown > 60 << 20

@@ -78,7 +78,8 @@ class Parcels:
         self._on_gpu = device.type != "cpu"
         self._device, self._module = device, torch.get_device_module(device)
         self._side = self._module.Stream()
-        self._block = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu)
+        # every page is touched now: a machine that is too small says so at start, and memory grows by nothing later
+        self._block = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu).zero_()
         self._written = self._freed = 0  # bytes since the start
 
     def ship(self, rows: Sequence[Rows], states: States) -> Parcel | None:
