@@ -24,6 +24,7 @@ from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
 from tlt_server.process import running_server
 from tlt_server.results import Figures
+from tlt_server.torchvision import mend_torchvision
 
 TIGHT = ["--chunked-prefill-size", "16", "--max-total-tokens", "1000", "--max-running-requests", "12"]
 ARMS = (Arm(3, 1, 4), Arm(3, 4, 8), Arm(5, 2, 8), Arm(1, 1, 2), Arm(5, 4, 16))
@@ -242,6 +243,7 @@ async def disturb(url: str, judge: Judge, draw: random.Random, count: int) -> No
 def measure(count: int, seed: int, logs: Path) -> Figures:
     """Figures of `count` aborts, half of them with the scheduler's overlap."""
     draw = random.Random(seed)
+    mend_torchvision()  # transformers imports it
     judge = Judge(AutoTokenizer.from_pretrained(default_paths()[0]))
     for number, (name, flags) in enumerate(SERVERS.items(), start=1):
         arguments = [*SEVERAL, *TIGHT, *flags, "--random-seed", str(seed)]
