@@ -1,17 +1,20 @@
 """Bodies of the control routes: what is not of its schema is refused in a line, and the schema knows every field."""
 
+import asyncio
 import json
 from random import Random
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from sglang.srt.managers import io_struct
+from starlette.applications import Starlette
 
 from benchmarks.safety.odd import NO_JSON, odd_body
 from benchmarks.safety.routes import VALID
 from tlt_server.api.bodies import BODIES
-from tlt_server.api.control import NOT_SERVED, misfit, unreachable
+from tlt_server.api.control import NOT_SERVED, ControlDoor, misfit, unreachable
 from tlt_server.process import free_port
 
 UPSTREAM = {
@@ -133,3 +136,17 @@ async def test_a_group_that_was_opened_is_joined() -> None:
 
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
     assert await unreachable("127.0.0.1", store.port, within_s=5) is None
+
+
+@pytest.mark.parametrize("root", ["", "/proxied"])
+def test_the_door_stands_behind_a_proxy_too(root: str) -> None:
+    """`--fastapi-root-path` puts its prefix before every path."""
+    app = ControlDoor(Starlette())
+
+    async def asked(path: str, body: dict[str, object]) -> str:
+        transport = httpx.ASGITransport(app, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            return (await http.post(root + path, json=body)).text
+
+    assert "mode" in asyncio.run(asked("/pause_generation", {"mode": "forever"}))
+    assert "not served" in asyncio.run(asked("/slow_down", {}))

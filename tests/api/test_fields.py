@@ -189,7 +189,11 @@ def test_no_value_of_any_field_is_an_exception(path: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "(a|a)*b", "(a|ab)+", "(x+x+)+y", "(.*)*", "[", "(a){99999}{99999}", "(" * 300]
+    "pattern",
+    [
+        *("(a+)+$", "(a|a)*b", "(a|ab)+", "(x+x+)+y", "(.*)*", "[", "(a){99999}{99999}", "(" * 300),
+        *("(?>(a+)+b)", "((a+)+b)?+", "(a)?(?(1)(b+)+c|d)"),
+    ],
 )
 def test_stop_patterns_that_may_never_end_are_refused(pattern: str) -> None:
     with pytest.raises(BadRequest):
@@ -232,7 +236,7 @@ def test_batches_fit_together() -> None:
 
 
 def through(
-    path: str, body: bytes, answer: bytes = b"", stream: bool = False
+    path: str, body: bytes, answer: bytes = b"", stream: bool = False, root: str = ""
 ) -> tuple[int, bytes, dict[str, Any] | None]:
     """Status and body that a client gets, and what SGLang's route was given, if it was reached."""
     given: list[dict[str, Any]] = []
@@ -256,7 +260,7 @@ def through(
     async def receive() -> dict[str, Any]:
         return parts.pop(0)
 
-    scope = {"type": "http", "path": path, "method": "POST", "headers": []}
+    scope = {"type": "http", "path": root + path, "root_path": root, "method": "POST", "headers": []}
     asyncio.run(Gate(route, server=lambda: SERVER)(scope, receive, send))
     whole = b"".join(each.get("body", b"") for each in sent)
     lengths = [int(value) for name, value in sent[0]["headers"] if name == b"content-length"]
@@ -296,6 +300,11 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
 def test_routes_that_are_not_served() -> None:
     assert through("/v1/responses", b"{}")[0] == through("/v1/responses/5/cancel", b"{}")[0] == 404
     assert through("/encode", b'{"text":"3"}')[0] == 400
+
+
+def test_behind_a_proxy_it_is_the_same_gate() -> None:
+    """`--fastapi-root-path` puts its prefix before every path."""
+    assert through("/generate", b'{"text":3}', root="/proxied")[0] == 400
 
 
 def test_names_of_clients_are_bounded() -> None:

@@ -16,6 +16,12 @@ CHANGES = frozenset({"/load_lora_adapter_from_tensors", "/scale_elastic_ep", "/s
 """What changes the server too, though SGLang takes any client's key for it."""
 
 
+def path_of(scope: Scope) -> str:
+    """The path that a route is found by: without what a proxy has put in front (`--fastapi-root-path`)."""
+    path, root = str(scope.get("path", "")), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
 class Authorization:
     """Middleware that lets nobody through who has not shown the key that a route asks for.
 
@@ -39,7 +45,7 @@ class Authorization:
 
 def needed(routes: FastAPI, scope: Scope, keys: Keys) -> str | None:
     """The key that a request must show; None: any may pass."""
-    path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+    path = path_of(scope)
     if path in OPEN or scope.get("method") == "OPTIONS":
         return None
     if path in CHANGES or _get_auth_level_from_app_and_scope(routes, dict(scope)) is not AuthLevel.NORMAL:

@@ -22,6 +22,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from torch.distributed import TCPStore
 
+from tlt_server.api.auth import path_of
 from tlt_server.api.bodies import BODIES
 from tlt_server.api.fields.routes import TABLES
 from tlt_server.api.gate import again, read
@@ -85,7 +86,7 @@ class ControlDoor:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = scope.get("path", "").rstrip("/")
+        path = path_of(scope).rstrip("/")
         if (reason := not_served(path)) is not None:
             await _refusal(404, f"{path} is not served: {reason}")(scope, receive, send)
         elif scope["type"] == "http" and path not in TABLES:  # those the gate reads

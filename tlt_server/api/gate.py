@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
+from tlt_server.api.auth import path_of
 from tlt_server.api.fields.field import Body, Server
 from tlt_server.api.fields.routes import EMBEDDING, TABLES, unserved
 from tlt_server.api.scheduler import as_json, tokenizer_manager
@@ -47,7 +48,7 @@ class Gate:
         return self._read_server()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = scope.get("path", "")
+        path = path_of(scope)
         if why := unserved(path):
             await self._refuse(404, f"{path} is not served: {why}", scope, receive, send)
         elif path in TABLES and scope["type"] == "http" and scope["method"] in ("POST", "PUT"):
@@ -98,7 +99,7 @@ class Gate:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})
             return
-        await refusal(scope["path"], status, message)(scope, receive, send)
+        await refusal(path_of(scope), status, message)(scope, receive, send)
 
 
 def refusal(path: str, status: int, message: str) -> Response:

@@ -6,6 +6,8 @@ Upstream looks for lost connections every four seconds, and for those of streams
 import asyncio
 from typing import Any
 
+from tlt_server.api.auth import path_of
+
 SAMPLING = frozenset(
     {
         *("/generate", "/encode", "/classify", "/invocations", "/vertex_generate"),
@@ -24,7 +26,7 @@ class Leaving:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) not in SAMPLING:
+        if scope["type"] != "http" or path_of(scope) not in SAMPLING:
             await self._app(scope, receive, send)
             return
         client = Client(receive)

@@ -13,6 +13,7 @@ MAX_PATTERN = 4096
 MAX_UNROLLED = 100_000
 """Characters of a grammar whose repetitions are written out."""
 REPEATS = {_constants.MAX_REPEAT, _constants.MIN_REPEAT}
+REFERENCES = {_constants.GROUPREF, _constants.GROUPREF_EXISTS}
 
 
 def is_grammar(value: str, server: Server) -> None:
@@ -75,21 +76,13 @@ def unrolled(text: str) -> int:
 
 def _backtracks(parsed: Any, repeated: bool) -> bool:
     for kind, value in parsed:
-        if kind in REPEATS:
-            low, high, inner = value
-            varies = low != high and high > 1
-            if (varies and repeated) or _backtracks(inner, repeated or varies):
-                return True
-        elif kind is _constants.SUBPATTERN:
-            if _backtracks(value[-1], repeated):
-                return True
-        elif kind is _constants.BRANCH:
-            if (repeated and _alike(value[1])) or any(_backtracks(branch, repeated) for branch in value[1]):
-                return True
-        elif kind in (_constants.ASSERT, _constants.ASSERT_NOT):
-            if _backtracks(value[1], repeated):
-                return True
-        elif kind in (_constants.GROUPREF, _constants.GROUPREF_EXISTS) and repeated:
+        varies = kind in REPEATS and value[0] != value[1] and value[1] > 1
+        branches = value[1] if kind is _constants.BRANCH else []
+        if repeated and (varies or kind in REFERENCES or (branches and _alike(branches))):
+            return True
+        parts = value if isinstance(value, tuple) else (value,)
+        inner = [part for part in (*parts, *branches) if isinstance(part, _parser.SubPattern)]
+        if any(_backtracks(part, repeated or varies) for part in inner):
             return True
     return False
 
