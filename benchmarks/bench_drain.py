@@ -32,7 +32,7 @@ from benchmarks.sides import Side, SideServer, Site, awake, name_of, servers_of,
 from benchmarks.strategies import OFF, Strategies, by_batch, name_of_choice, selection
 from benchmarks.training.lengths import GROUP, PROBLEMS, kept
 from tlt_server.config import Arm
-from tlt_server.engine.steplog import SettledStep, read_steps
+from tlt_server.engine.decode.steplog import SettledStep, read_steps
 from tlt_server.errors import ServerFailed
 from tlt_server.launch import has_gpu
 from tlt_server.process import tail

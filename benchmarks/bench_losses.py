@@ -25,18 +25,18 @@ from tlt_server import results
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
 from tlt_server.demo.checkpoint import load_target
-from tlt_server.demo.corpus import Sequence as Rollout
-from tlt_server.demo.model import Target
-from tlt_server.demo.sampling import sample
 from tlt_server.demo.task import Problem, problems, training_problems
+from tlt_server.demo.training.corpus import Sequence as Rollout
+from tlt_server.demo.training.model import Target
+from tlt_server.demo.training.sampling import sample
 from tlt_server.drafter.folder import create
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
-from tlt_server.trainer.folder import load_drafter, load_frozen
-from tlt_server.trainer.gate import accept_length
-from tlt_server.trainer.loop import Settings, Trainer
-from tlt_server.trainer.losses import TOKEN_LOSSES, Objective
-from tlt_server.trainer.packing import Pack, Run, pack, within
+from tlt_server.trainer.learn.loop import Settings, Trainer
+from tlt_server.trainer.learn.losses import TOKEN_LOSSES, Objective
+from tlt_server.trainer.learn.packing import Pack, Run, pack, within
+from tlt_server.trainer.publish.folder import load_drafter, load_frozen
+from tlt_server.trainer.publish.gate import accept_length
 from tlt_server.trainer.start import OBJECTIVES
 
 KINDS = {"eagle": DrafterKind.EAGLE, "hass": DrafterKind.EAGLE, "eagle3": DrafterKind.EAGLE3}

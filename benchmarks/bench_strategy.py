@@ -30,7 +30,7 @@ from benchmarks.speedup import BATCHES, CHAINS, TOKENS
 from benchmarks.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
-from tlt_server.engine.graphs import sizes_of
+from tlt_server.engine.graphs.capture import sizes_of
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 from tlt_server.strategy.settings import from_client

@@ -36,7 +36,7 @@ from benchmarks.servers import Server, logging_steps
 from benchmarks.sides import Side, SideServer, Site, awake, on_ranks, side_by_side
 from tlt_server.config import Arm
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.steplog import SettledStep, read_steps
+from tlt_server.engine.decode.steplog import SettledStep, read_steps
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 

@@ -33,8 +33,8 @@ from benchmarks.training.yielding import yield_figures
 from tlt_server import results
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.packing import Pack, Run, pack
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.packing import Pack, Run, pack
 
 
 class Size(NamedTuple):

@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from tlt_server.config import Arm
-from tlt_server.engine.steplog import SettledStep
+from tlt_server.engine.decode.steplog import SettledStep
 from tlt_server.strategy.arms import Choice
 
 LEAST_STEPS = 5

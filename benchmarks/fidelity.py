@@ -20,8 +20,8 @@ from benchmarks.command import CPU_SHAPE, out, run
 from benchmarks.models import shapes
 from tlt_server import results
 from tlt_server.demo import default_paths
-from tlt_server.demo.corpus import collate, worked_solutions
 from tlt_server.demo.reference import Reference
+from tlt_server.demo.training.corpus import collate, worked_solutions
 from tlt_server.results import Figures, Result
 
 SOLUTIONS, SEED = 16, 5

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tlt_server.trainer.inbox import tensors
+from tlt_server.trainer.data.inbox import tensors
 from tlt_server.wire.features import FeatureBatch
 from tlt_server.wire.sockets import Inlet
 

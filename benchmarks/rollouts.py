@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tlt_server.config import DrafterKind
-from tlt_server.demo.corpus import Sequence as Rollout
-from tlt_server.demo.model import Target
+from tlt_server.demo.training.corpus import Sequence as Rollout
+from tlt_server.demo.training.model import Target
 from tlt_server.launch import has_gpu
-from tlt_server.trainer.packing import Run
+from tlt_server.trainer.learn.packing import Run
 
 
 def state_dtype() -> torch.dtype:

@@ -31,8 +31,8 @@ from benchmarks.sides import name_of, on_ranks
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.graphs import sizes_of
-from tlt_server.engine.steplog import read_steps
+from tlt_server.engine.decode.steplog import read_steps
+from tlt_server.engine.graphs.capture import sizes_of
 from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
 from tlt_server.results import Figures, Result

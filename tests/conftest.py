@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tlt_server.torchvision import mend_torchvision
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 
 settings.register_profile("tlt", deadline=None)
 settings.load_profile("tlt")

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tlt_server import keys
-from tlt_server.engine.groups import JOIN
+from tlt_server.engine.weights.groups import JOIN
 from tlt_server.trainer.config import TrainConfig
 
 TEXT = (Path(__file__).parents[1] / "SECURITY.md").read_text()

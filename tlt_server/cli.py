@@ -182,7 +182,7 @@ def train_export(
     checkpoint: Annotated[bool, typer.Option(help="As last saved, though no gate has passed it.")] = False,
 ) -> None:
     """Write the drafter that was published last to a folder that SGLang loads; vLLM loads an EAGLE-3."""
-    from tlt_server.trainer.export import export
+    from tlt_server.trainer.publish.export import export
 
     of = export(folder, out, checkpointed=checkpoint)
     _out.print(f"{out} made: {of['tokens']} tokens learnt in {of['steps']} steps, for target {of['trained_on']}")
@@ -200,7 +200,7 @@ def train_replay(
     """Warm a drafter up before any RL: sample responses that are dropped, while the trainer learns from them."""
     from tlt_client import SamplingParams
 
-    from tlt_server.trainer.replay import read, replay
+    from tlt_server.trainer.data.replay import read, replay
 
     params = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens)
     for replayed in replay(url, read(prompts), responses, params, at_once):

@@ -231,7 +231,7 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *
         ConfigError: settings, models or port that cannot be used.
         UnsupportedError: a combination of features that would not work.
     """
-    from tlt_server.engine.cpu import stay_single_threaded
+    from tlt_server.engine.cpu.install import stay_single_threaded
 
     gpu = has_gpu()
     for name, value in (GPU_ENVIRONMENT if gpu else CPU_ENVIRONMENT).items():

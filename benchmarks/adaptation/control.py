@@ -15,19 +15,19 @@ from benchmarks.rollouts import runs, state_dtype
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
 from tlt_server.demo.checkpoint import load_drafter, load_target
-from tlt_server.demo.corpus import Sequence, batches
-from tlt_server.demo.evaluate import judge, walk
-from tlt_server.demo.model import Target
-from tlt_server.demo.optimise import optimise
-from tlt_server.demo.sampling import sample
 from tlt_server.demo.task import problems, training_problems
-from tlt_server.demo.train import drafter_loss
+from tlt_server.demo.training.corpus import Sequence, batches
+from tlt_server.demo.training.evaluate import judge, walk
+from tlt_server.demo.training.model import Target
+from tlt_server.demo.training.optimise import optimise
+from tlt_server.demo.training.sampling import sample
+from tlt_server.demo.training.train import drafter_loss
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
-from tlt_server.trainer import folder as drafters
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.losses import HASS
-from tlt_server.trainer.packing import pack, within
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.losses import HASS
+from tlt_server.trainer.learn.packing import pack, within
+from tlt_server.trainer.publish import folder as drafters
 
 STEPS, RATE, BATCH_TOKENS, ROLLOUTS = 3000, 2e-3, 32_768, 60_000
 """The recipe of the embedded drafter, as tlt_server/demo/README.md has it."""

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tlt_server.demo.model import Shape
+from tlt_server.demo.training.model import Shape
 
 SPREAD = 0.02
 """Standard deviation of random weights, as of an untrained model: a GPU multiplies zeros faster than it should."""

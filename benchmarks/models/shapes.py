@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.models.padding import Padding, real_layers
-from tlt_server.demo import default_paths, eagle3_path, model
+from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.checkpoint import load_target
+from tlt_server.demo.training import model
 from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
 

@@ -16,9 +16,9 @@ from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.lossless import Tokens
 from tlt_server.launch import has_gpu
 from tlt_server.trainer.config import TrainConfig
-from tlt_server.trainer.features import Feature
-from tlt_server.trainer.judge import candidate
-from tlt_server.trainer.packing import pack
+from tlt_server.trainer.data.features import Feature
+from tlt_server.trainer.learn.packing import pack
+from tlt_server.trainer.publish.judge import candidate
 from tlt_server.trainer.start import learning
 
 WARM_SHARE = 0.5

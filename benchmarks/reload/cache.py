@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.reload.pushing import Events, Push
 from benchmarks.reload.steps import accept_length, starts_of
 from benchmarks.reload.streams import Streams
-from tlt_server.engine.steplog import SettledStep
+from tlt_server.engine.decode.steplog import SettledStep
 from tlt_server.errors import ServerFailed
 from tlt_server.results import Figures
 

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple
 
-from tlt_server.engine.steplog import SettledStep
+from tlt_server.engine.decode.steplog import SettledStep
 
 Tokens = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from benchmarks.reload.steps import Span
 from benchmarks.servers import Request, Server, tokens_of
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.steplog import SettledStep, read_steps
+from tlt_server.engine.decode.steplog import SettledStep, read_steps
 from tlt_server.launch import has_gpu
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.reload.weights import Tensors
 from benchmarks.servers import KEPT
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.process import free_port
-from tlt_server.torchvision import mend_torchvision
 
 torch.multiprocessing.set_sharing_strategy("file_system")  # the server opens shared memory by name
 

@@ -22,9 +22,9 @@ from transformers import AutoTokenizer
 from benchmarks.servers import KEPT
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.process import running_server
 from tlt_server.results import Figures
-from tlt_server.torchvision import mend_torchvision
 
 TIGHT = ["--chunked-prefill-size", "16", "--max-total-tokens", "1000", "--max-running-requests", "12"]
 ARMS = (Arm(3, 1, 4), Arm(3, 4, 8), Arm(5, 2, 8), Arm(1, 1, 2), Arm(5, 4, 16))

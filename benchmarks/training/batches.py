@@ -1,6 +1,6 @@
 """Rollouts of many lengths as batches of one size: packed, as the trainer does it, or padded.
 
-    packed   runs side by side, `tlt_server.trainer.packing`
+    packed   runs side by side, `tlt_server.trainer.learn.packing`
     padded   in the order in which they come, each as long as the longest of its batch; padding costs what tokens cost
     masked   the same, yet the loss leaves padding out: no logits are computed for it
     sorted   padded, runs of about the same length together
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tlt_server.trainer.attention import Base
-from tlt_server.trainer.packing import Pack, Run, join, pack, split
+from tlt_server.trainer.learn.attention import Base
+from tlt_server.trainer.learn.packing import Pack, Run, join, pack, split
 
 Batching = Callable[[Sequence[Run], int, torch.device], list[Pack]]
 """Runs, entries of a batch at most, device -> batches that hold each entry of the runs once."""

@@ -19,11 +19,11 @@ from tlt_server.demo import default_paths
 from tlt_server.drafter.config import FAMILIES, ModelConfig, drafter_config
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import read_config
-from tlt_server.trainer.chains import Frozen
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.losses import EAGLE
-from tlt_server.trainer.network import network
-from tlt_server.trainer.packing import Run
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.losses import EAGLE
+from tlt_server.trainer.learn.network import network
+from tlt_server.trainer.learn.packing import Run
 
 
 def config_of(shape: str) -> Mapping[str, Any]:

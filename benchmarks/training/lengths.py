@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from benchmarks.command import SEED
 from tlt_server.demo import default_paths
 from tlt_server.demo.checkpoint import load_target
-from tlt_server.demo.sampling import sample
 from tlt_server.demo.task import problems
+from tlt_server.demo.training.sampling import sample
 
 KEPT = Path(__file__).with_name("lengths.json")
 PROBLEMS, GROUP = 32, 16

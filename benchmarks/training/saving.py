@@ -15,7 +15,7 @@ import torch
 from benchmarks.training.jobs import Job
 from tlt_server.results import Figures
 from tlt_server.trainer.checkpoint import Checkpoints
-from tlt_server.trainer.loop import Trainer
+from tlt_server.trainer.learn.loop import Trainer
 
 ENOUGH_S = 12.0
 """Of one kind of save; past that it is not repeated any more."""

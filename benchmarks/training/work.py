@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import torch
 
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.packing import Pack
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.packing import Pack
 
 PEAKS = {"H200": 989.5, "H100": 989.5}
 """TFLOP/s of dense bfloat16 by the data sheet, by a part of the card's name (of the SXM cards)."""

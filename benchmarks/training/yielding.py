@@ -15,9 +15,9 @@ import torch
 from benchmarks.command import SEED
 from benchmarks.training.jobs import Job
 from tlt_server.results import Figures
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.packing import Pack, Run, pack
-from tlt_server.trainer.parking import release
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.packing import Pack, Run, pack
+from tlt_server.trainer.learn.parking import release
 from tlt_server.trainer.spot import Spot, Start, State, Yield
 
 WORKER = "here"

@@ -21,7 +21,7 @@ from tlt_server.api.fields.native import EMBED, GENERATE, SAMPLING
 from tlt_server.api.fields.patterns import is_grammar, is_stop_patterns
 from tlt_server.api.fields.routes import TABLES
 from tlt_server.api.fields.shown import as_markdown
-from tlt_server.api.gate import MAX_BODY, MAX_NAMED, PARSED, Gate
+from tlt_server.api.rollouts.gate import MAX_BODY, MAX_NAMED, PARSED, Gate
 from tlt_server.errors import BadRequest
 from tlt_server.metrics import MAX_NAMES, _ignored_fields, count_ignored
 

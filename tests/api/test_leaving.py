@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tlt_server.api.leaving import Leaving
+from tlt_server.api.rollouts.leaving import Leaving
 
 BODY = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}]
 GONE = {"type": "http.disconnect"}

@@ -4,7 +4,7 @@ import pytest
 from tlt_client.schemas import TargetVersion
 from tlt_client.wire import TARGET_VERSION, WEIGHT_VERSION
 
-from tlt_server.api.needs import conflict
+from tlt_server.api.rollouts.needs import conflict
 
 IN_FORCE = TargetVersion(6, "step 6", partial=False)
 

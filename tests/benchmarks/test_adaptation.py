@@ -27,7 +27,7 @@ from tlt_server import results
 from tlt_server.demo.task import grade, problems, sample_texts, solve
 from tlt_server.errors import ConfigError
 from tlt_server.results import Result
-from tlt_server.trainer.folder import load_drafter
+from tlt_server.trainer.publish.folder import load_drafter
 
 
 def step(number: int, accept_length: float | None, reward: float = 0.5, **fields: Any) -> Step:

@@ -15,7 +15,7 @@ from benchmarks.training.lengths import GROUP, PROBLEMS, kept
 from tests.definitions import undefined
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
-from tlt_server.engine.steplog import SettledStep
+from tlt_server.engine.decode.steplog import SettledStep
 from tlt_server.results import measured_here
 from tlt_server.strategy.arms import Choice
 from tlt_server.strategy.settings import faults

@@ -24,9 +24,9 @@ from tlt_server import results
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import solve, training_problems
-from tlt_server.engine.tap import group_of as named_by_a_server
+from tlt_server.engine.features.tap import group_of as named_by_a_server
 from tlt_server.errors import ConfigError
-from tlt_server.trainer.folder import load_drafter
+from tlt_server.trainer.publish.folder import load_drafter
 
 
 @pytest.fixture(scope="module")

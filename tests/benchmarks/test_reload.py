@@ -32,7 +32,7 @@ from tlt_server import results
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.steplog import StepLog
+from tlt_server.engine.decode.steplog import StepLog
 from tlt_server.results import Figures, Result
 from tlt_server.wire.messages import READS_FROM_RECEIVER, DrafterReady, Message, decode
 from tlt_server.wire.receiver import receive

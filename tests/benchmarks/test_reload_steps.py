@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.bench_swap import Drafters, swap_figures
 from benchmarks.reload.pushing import Swap
 from benchmarks.reload.steps import Disturbance, Intervals, Span, accept_length, cut, quantile, starts_of, taken_up
-from tlt_server.engine.steplog import SettledStep
+from tlt_server.engine.decode.steplog import SettledStep
 
 BATCH = 2
 

@@ -16,13 +16,14 @@ from torch import Tensor
 from benchmarks.models import shapes
 from benchmarks.models.padding import Padding
 from benchmarks.models.shapes import SHAPES, Built, Shape, build
-from tlt_server.demo import default_paths, eagle3_path, model
+from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.checkpoint import load_drafter, load_target
-from tlt_server.demo.corpus import Batch, collate, worked_solutions
-from tlt_server.demo.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
-from tlt_server.demo.model import Target
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
+from tlt_server.demo.training import model
+from tlt_server.demo.training.corpus import Batch, collate, worked_solutions
+from tlt_server.demo.training.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
+from tlt_server.demo.training.model import Target
 from tlt_server.errors import ConfigError
 
 TINY = {

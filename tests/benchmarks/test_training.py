@@ -21,7 +21,7 @@ from tlt_server import results
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
 from tlt_server.errors import ConfigError
-from tlt_server.trainer.packing import join
+from tlt_server.trainer.learn.packing import join
 
 CPU = torch.device("cpu")
 LENGTHS = [Length(5, 30), Length(4, 9), Length(9, 50), Length(3, 31), Length(6, 60)]

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.checkpoint import load_drafter, load_target
-from tlt_server.demo.evaluate import evaluate
 from tlt_server.demo.task import problems
+from tlt_server.demo.training.evaluate import evaluate
 
 TARGET, DRAFTER = default_paths()
 EAGLE3 = eagle3_path()

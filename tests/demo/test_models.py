@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tlt_server.demo.checkpoint import load_drafter, load_target, save_drafter, save_target
-from tlt_server.demo.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
-from tlt_server.demo.evaluate import walk
-from tlt_server.demo.model import Shape, Target
-from tlt_server.demo.sampling import Cache, sample
 from tlt_server.demo.tokens import END_ID
+from tlt_server.demo.training.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
+from tlt_server.demo.training.evaluate import walk
+from tlt_server.demo.training.model import Shape, Target
+from tlt_server.demo.training.sampling import Cache, sample
 
 SHAPE = Shape(vocab=40, hidden=64, heads=4, head_dim=16, mlp=96, context=64)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tlt_server.engine.parcels import Rows, States
-from tlt_server.engine.quota import Follow, Standing
-from tlt_server.engine.state import Stamp
-from tlt_server.engine.tap import Tap, send_features
+from tlt_server.engine.features.parcels import Rows, States
+from tlt_server.engine.features.quota import Follow, Standing
+from tlt_server.engine.features.tap import Tap, send_features
+from tlt_server.engine.weights.state import Stamp
 
 MOST = 4
 

@@ -10,7 +10,7 @@ import pytest
 
 from tlt_server.fork.build import Built
 
-# Stands where tlt_server.engine.seams does, and tells what was loaded when it was called.
+# Stands where tlt_server.seams does, and tells what was loaded when it was called.
 SEAMS = (
     "import sys\ndef install():\n    print('installed after', [m for m in sys.modules if m.startswith('sglang.')])\n"
 )
@@ -34,7 +34,7 @@ print([name for name in sys.modules if name.startswith("tlt_server")])
             [
                 "installed after []",
                 "then sglang.srt",
-                "['tlt_server', 'tlt_server.engine', 'tlt_server.engine.seams']",
+                "['tlt_server', 'tlt_server.engine', 'tlt_server.seams']",
             ],
         ),
     ],
@@ -44,7 +44,7 @@ def test_the_seam_opens_only_for_tlt_server(
 ) -> None:
     with ZipFile(fork.wheel) as archive:
         archive.extract("sglang/__init__.py", tmp_path)
-    seams = tmp_path / "tlt_server/engine/seams.py"
+    seams = tmp_path / "tlt_server/seams.py"
     seams.parent.mkdir(parents=True)
     seams.write_text(SEAMS)
     for folder in (seams.parents[0], seams.parents[1]):

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from tlt_server.demo import default_paths
-from tlt_server.torchvision import mend_torchvision
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 
 mend_torchvision()  # transformers imports it
 

@@ -11,7 +11,7 @@ import pytest
 from tlt_client import AsyncClient, Client, SamplingParams
 
 from tlt_server.errors import ServerFailed
-from tlt_server.trainer.replay import replay
+from tlt_server.trainer.data.replay import replay
 
 pytestmark = pytest.mark.server("eagle-chain")
 
@@ -72,7 +72,7 @@ async def test_the_async_client(url: str) -> None:
 def test_bench_serving(url: str, tmp_path: Path) -> None:
     """SGLang's own load generator runs against the server unchanged."""
     host, port = url.removeprefix("http://").split(":")
-    # as `python -m sglang.bench_serving`, wherever torchvision imports: see tlt_server/torchvision.py
+    # as `python -m sglang.bench_serving`, wherever torchvision imports: see tlt_server/engine/cpu/torchvision.py
     run = "import tests.conftest, runpy; runpy.run_module('sglang.bench_serving', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", run, "--backend", "sglang", "--host", host, "--port", port]
     command += ["--dataset-name", "random-ids", "--num-prompts", "8", "--random-input-len", "16"]

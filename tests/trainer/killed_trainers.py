@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.trainer.stand_in import Running, Server, until
 from tlt_server.trainer.checkpoint import Checkpoints
-from tlt_server.trainer.published import Published
+from tlt_server.trainer.publish.published import Published
 
 STEPS, STEP_S = 10, 0.5
 """Of training before a kill, at most, in which a checkpoint and a judgement come twice; about as long as a step."""

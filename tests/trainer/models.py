@@ -10,13 +10,13 @@ from torch import Tensor
 
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.checkpoint import load_target
-from tlt_server.demo.corpus import Sequence
-from tlt_server.demo.model import Target
-from tlt_server.demo.sampling import sample
 from tlt_server.demo.task import problems, sample_texts
-from tlt_server.trainer.chains import Frozen
-from tlt_server.trainer.network import Network, network
-from tlt_server.trainer.packing import Run
+from tlt_server.demo.training.corpus import Sequence
+from tlt_server.demo.training.model import Target
+from tlt_server.demo.training.sampling import sample
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.network import Network, network
+from tlt_server.trainer.learn.packing import Run
 
 TARGET_FOLDER, EAGLE_FOLDER = default_paths()
 FOLDERS = {"eagle": EAGLE_FOLDER, "eagle3": eagle3_path()}

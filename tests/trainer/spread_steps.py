@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.trainer.models import config, embedded, frozen, texts
-from tlt_server.trainer.chains import Frozen
-from tlt_server.trainer.helper import assist
-from tlt_server.trainer.loop import Settings, Trainer
-from tlt_server.trainer.losses import HASS, Objective
-from tlt_server.trainer.packing import Pack, pack
-from tlt_server.trainer.ranks import joined
-from tlt_server.trainer.team import Team
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.helper import assist
+from tlt_server.trainer.learn.loop import Settings, Trainer
+from tlt_server.trainer.learn.losses import HASS, Objective
+from tlt_server.trainer.learn.packing import Pack, pack
+from tlt_server.trainer.learn.ranks import joined
+from tlt_server.trainer.learn.team import Team
 
 CPU = torch.device("cpu")
 BUDGET, STEPS = 192, 5

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from tests.trainer.models import texts
 from tests.trainer.stand_in import MODEL, Running, Server, until
-from tlt_server.trainer.export import export
+from tlt_server.trainer.publish.export import export
 from tlt_server.wire.messages import ModelIdentity
 
 

@@ -12,9 +12,9 @@ import torch
 from tests.trainer.models import embedded, frozen, run_of
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.trainer.checkpoint import Checkpoints
-from tlt_server.trainer.loop import Settings, Trainer
-from tlt_server.trainer.losses import HASS
-from tlt_server.trainer.packing import join
+from tlt_server.trainer.learn.loop import Settings, Trainer
+from tlt_server.trainer.learn.losses import HASS
+from tlt_server.trainer.learn.packing import join
 
 
 def test_the_last_few_are_kept_and_the_newest_comes_back(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import DraftVocabulary, create
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.checkpoint import Checkpoints
-from tlt_server.trainer.export import export
-from tlt_server.trainer.folder import Drafter, load_drafter
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.losses import EAGLE3
-from tlt_server.trainer.published import Published
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.losses import EAGLE3
+from tlt_server.trainer.publish.export import export
+from tlt_server.trainer.publish.folder import Drafter, load_drafter
+from tlt_server.trainer.publish.published import Published
 
 PROVENANCE = {"target": "demo", "trained_on": "7", "steps": "3", "tokens": "900", "revision": "abc"}
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.errors import WireError
-from tlt_server.trainer.buffer import Buffer
-from tlt_server.trainer.features import Feature
-from tlt_server.trainer.packing import Run, pack
+from tlt_server.trainer.data.buffer import Buffer
+from tlt_server.trainer.data.features import Feature
+from tlt_server.trainer.learn.packing import Run, pack
 
 PROMPT, LENGTH, MAX_AGE = 5, 14, 2
 ROW_BYTES = 8 + 3 * 4

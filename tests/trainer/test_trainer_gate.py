@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.trainer.models import config, embedded, from_nothing, frozen, one_chain, rollouts
-from tlt_server.trainer.chains import Frozen, drafter_law, target_law
-from tlt_server.trainer.gate import Drafts, accept_length
-from tlt_server.trainer.network import Network, network
-from tlt_server.trainer.packing import Run, join, pack
+from tlt_server.trainer.learn.chains import Frozen, drafter_law, target_law
+from tlt_server.trainer.learn.network import Network, network
+from tlt_server.trainer.learn.packing import Run, join, pack
+from tlt_server.trainer.publish.gate import Drafts, accept_length
 
 VOCAB, HIDDEN, DEPTH = 4, 8, 3
 SIZES = {"hidden_size": HIDDEN, "intermediate_size": 8, "vocab_size": VOCAB, "head_dim": 4}

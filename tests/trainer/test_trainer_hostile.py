@@ -22,14 +22,14 @@ from tests.trainer.stand_in import Running, shared_tensors
 from tests.wire.ends import HELLO
 from tlt_server.drafter.target import read_tensor
 from tlt_server.errors import ConfigError, DiskFailed, WireError
-from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.checkpoint import Checkpoints
-from tlt_server.trainer.features import Feature, Piece, assemble
-from tlt_server.trainer.folder import load_frozen
+from tlt_server.trainer.data.buffer import Buffer
+from tlt_server.trainer.data.features import Feature, Piece, assemble
+from tlt_server.trainer.data.targets import KEPT, Targets
 from tlt_server.trainer.lock import locked
-from tlt_server.trainer.published import Published
+from tlt_server.trainer.publish.folder import load_frozen
+from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import HIGHEST_GIVEN, SERVERS_KEPT, Servers
-from tlt_server.trainer.targets import KEPT, Targets
 from tlt_server.wire.features import MAX_TOKENS, Rows
 from tlt_server.wire.messages import READS_TO_TRAINER, Hello, decode, encode
 
@@ -90,7 +90,7 @@ def test_positions_far_apart_take_no_more_than_the_pieces() -> None:
 
 
 def test_thousands_of_requests_that_bring_nothing_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlt_server.trainer.buffer.MOST_RESPONSES", 50)
+    monkeypatch.setattr("tlt_server.trainer.data.buffer.MOST_RESPONSES", 50)
     buffer = Buffer(3, 3, LARGE)
     for number in range(1000):  # all of one known prompt
         buffer.add(Feature(str(number), 1, 5, 0, torch.arange(4), torch.ones(4, 3), 0))

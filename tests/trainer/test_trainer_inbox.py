@@ -9,8 +9,8 @@ import zmq
 
 from tests.trainer.stand_in import MODEL
 from tlt_server.config import DrafterKind
-from tlt_server.trainer.inbox import Inbox
-from tlt_server.trainer.targets import Targets
+from tlt_server.trainer.data.inbox import Inbox
+from tlt_server.trainer.data.targets import Targets
 from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
 from tlt_server.wire.sockets import Inlet
 

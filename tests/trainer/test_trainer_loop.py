@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from tests.trainer.models import config, embedded, from_nothing, frozen, rollouts, run_of, texts
-from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.config import Gate
-from tlt_server.trainer.features import Feature
-from tlt_server.trainer.folder import Drafter, load_drafter
-from tlt_server.trainer.gate import accept_length
-from tlt_server.trainer.judge import candidate
-from tlt_server.trainer.loop import Settings, Trainer
-from tlt_server.trainer.losses import Objective
-from tlt_server.trainer.packing import Run, join, pack
+from tlt_server.trainer.data.buffer import Buffer
+from tlt_server.trainer.data.features import Feature
+from tlt_server.trainer.learn.loop import Settings, Trainer
+from tlt_server.trainer.learn.losses import Objective
+from tlt_server.trainer.learn.packing import Run, join, pack
+from tlt_server.trainer.publish.folder import Drafter, load_drafter
+from tlt_server.trainer.publish.gate import accept_length
+from tlt_server.trainer.publish.judge import candidate
 
 CPU = torch.device("cpu")
 

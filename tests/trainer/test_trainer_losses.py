@@ -8,12 +8,21 @@ from torch import Tensor
 
 from tests.trainer.models import FOLDERS, config, embedded, frozen, one_chain, run_of, target
 from tlt_server.demo.checkpoint import load_drafter
-from tlt_server.demo.drafter import draft_chains
-from tlt_server.trainer import losses
-from tlt_server.trainer.chains import draft, drafter_logits, target_law
-from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective, cross_entropy, loss, smooth_l1, total_variation
-from tlt_server.trainer.network import Network, network
-from tlt_server.trainer.packing import Run, join
+from tlt_server.demo.training.drafter import draft_chains
+from tlt_server.trainer.learn import losses
+from tlt_server.trainer.learn.chains import draft, drafter_logits, target_law
+from tlt_server.trainer.learn.losses import (
+    EAGLE,
+    EAGLE3,
+    HASS,
+    Objective,
+    cross_entropy,
+    loss,
+    smooth_l1,
+    total_variation,
+)
+from tlt_server.trainer.learn.network import Network, network
+from tlt_server.trainer.learn.packing import Run, join
 
 TV = Objective(steps=2, token_loss="total_variation")
 

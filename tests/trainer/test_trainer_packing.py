@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.models import embedded, frozen, run_of
-from tlt_server.trainer.attention import Base, ChainAttention, by_sequence, by_sequence_one_step, flex
-from tlt_server.trainer.chains import draft
-from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective, loss, step_means
-from tlt_server.trainer.packing import Run, join, pack, plan, split, within
+from tlt_server.trainer.learn.attention import Base, ChainAttention, by_sequence, by_sequence_one_step, flex
+from tlt_server.trainer.learn.chains import draft
+from tlt_server.trainer.learn.losses import EAGLE, EAGLE3, HASS, Objective, loss, step_means
+from tlt_server.trainer.learn.packing import Run, join, pack, plan, split, within
 
 CPU = torch.device("cpu")
 LENGTHS = (2, 9, 17, 3)

@@ -14,13 +14,13 @@ from tests.trainer.models import texts
 from tests.trainer.stand_in import Running, Server, until
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
-from tlt_server.devices import identity
 from tlt_server.drafter.folder import create
 from tlt_server.trainer.checkpoint import Checkpoints, newest
-from tlt_server.trainer.folder import load_drafter, load_frozen
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.losses import EAGLE
-from tlt_server.trainer.packing import pack
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.losses import EAGLE
+from tlt_server.trainer.learn.packing import pack
+from tlt_server.trainer.publish.folder import load_drafter, load_frozen
+from tlt_server.wire.devices import identity
 from tlt_server.wire.messages import Load
 
 HERE = identity(torch.device("cpu"))

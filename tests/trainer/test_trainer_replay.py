@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.errors import ConfigError
-from tlt_server.trainer.replay import read
+from tlt_server.trainer.data.replay import read
 
 PROMPT = st.text() | st.lists(st.integers(0, 2**31 - 1)).map(tuple)
 

@@ -13,8 +13,8 @@ from tests.trainer.models import FOLDERS, TARGET_FOLDER
 from tlt_server.config import DrafterKind
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import TrainConfig
-from tlt_server.trainer.loop import Settings
-from tlt_server.trainer.ranks import joined
+from tlt_server.trainer.learn.loop import Settings
+from tlt_server.trainer.learn.ranks import joined
 from tlt_server.trainer.service import Parts
 from tlt_server.trainer.start import _rehearse, prepared
 from tlt_server.trainer.status import shown

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.trainer.targets import UNNAMED, Targets
+from tlt_server.trainer.data.targets import UNNAMED, Targets
 
 
 def test_servers_that_count_alike_serve_the_same() -> None:

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer import spread_steps
 from tests.trainer.stand_in import torchrun
-from tlt_server.trainer.packing import Run, join
-from tlt_server.trainer.team import spread
+from tlt_server.trainer.learn.packing import Run, join
+from tlt_server.trainer.learn.team import spread
 
 
 @pytest.fixture(scope="module")

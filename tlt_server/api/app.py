@@ -8,12 +8,13 @@ from fastapi.middleware import Middleware
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import control, drafter, held, strategy, weights
+from tlt_server.api import control, drafter, strategy, weights
 from tlt_server.api.auth import Authorization
 from tlt_server.api.control import ControlDoor, answer_value_error
-from tlt_server.api.gate import Gate, read_server
-from tlt_server.api.leaving import Leaving
-from tlt_server.api.needs import NeededWeights
+from tlt_server.api.rollouts import held
+from tlt_server.api.rollouts.gate import Gate, read_server
+from tlt_server.api.rollouts.leaving import Leaving
+from tlt_server.api.rollouts.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
 from tlt_server.engine.messages import ReadVersions

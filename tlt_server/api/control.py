@@ -25,7 +25,7 @@ from torch.distributed import TCPStore
 from tlt_server.api.auth import path_of
 from tlt_server.api.bodies import BODIES
 from tlt_server.api.fields.routes import TABLES
-from tlt_server.api.gate import again, read
+from tlt_server.api.rollouts.gate import again, read
 from tlt_server.api.scheduler import as_json, tokenizer_manager
 
 MAX_BODY = 16 * 2**20

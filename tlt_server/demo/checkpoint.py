@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tlt_server.demo.drafter import Drafter, Eagle3Drafter, EagleDrafter
-from tlt_server.demo.model import Shape, Target
 from tlt_server.demo.tokens import END_ID, PAD_ID
+from tlt_server.demo.training.drafter import Drafter, Eagle3Drafter, EagleDrafter
+from tlt_server.demo.training.model import Shape, Target
 
 
 def save_target(target: Target, folder: Path) -> None:

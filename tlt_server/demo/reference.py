@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tlt_server.demo.lossless import Tokens
-from tlt_server.torchvision import mend_torchvision
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 
 ROWS = 256
 """Sequences in one forward pass: bounds the memory of a large vocabulary's logits."""

@@ -18,12 +18,9 @@ from sglang.srt.managers.io_struct import (
 )
 from tlt_client.schemas import SharedTarget
 
-from tlt_server.engine.aborts import answer_waiting
-from tlt_server.engine.crediting import stamping_launched
-from tlt_server.engine.drafter import Drafter
-from tlt_server.engine.eras import renaming_waiting
-from tlt_server.engine.held import flush_under_load, queue_what_ends
-from tlt_server.engine.intake import handle
+from tlt_server.engine.decode.crediting import stamping_launched
+from tlt_server.engine.decode.speculation import Speculation
+from tlt_server.engine.features.sharing import Sharing
 from tlt_server.engine.messages import (
     Announce,
     Answer,
@@ -54,9 +51,12 @@ from tlt_server.engine.messages import (
     pack,
     unpack_ask,
 )
-from tlt_server.engine.publications import require_whole
-from tlt_server.engine.sharing import Sharing
-from tlt_server.engine.speculation import Speculation
+from tlt_server.engine.requests.aborts import answer_waiting
+from tlt_server.engine.requests.eras import renaming_waiting
+from tlt_server.engine.requests.held import flush_under_load, queue_what_ends
+from tlt_server.engine.requests.intake import handle
+from tlt_server.engine.weights.drafter import Drafter
+from tlt_server.engine.weights.publications import require_whole
 from tlt_server.errors import ConfigError, OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)

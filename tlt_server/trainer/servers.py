@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tlt_server.trainer.targets import Targets
+from tlt_server.trainer.data.targets import Targets
 from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, Message, TargetPublished, TargetShared
 from tlt_server.wire.sender import SILENCE
 

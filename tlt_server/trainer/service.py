@@ -15,18 +15,18 @@ import torch
 
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.results import git_revision
-from tlt_server.trainer.buffer import Buffer
-from tlt_server.trainer.chains import Frozen
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
-from tlt_server.trainer.folder import Drafter, load_frozen
-from tlt_server.trainer.inbox import Inbox
-from tlt_server.trainer.judge import Judge
-from tlt_server.trainer.loop import Metrics, Trainer
-from tlt_server.trainer.network import Network
-from tlt_server.trainer.packing import pack
-from tlt_server.trainer.parking import release
-from tlt_server.trainer.published import Edition, Published
+from tlt_server.trainer.data.buffer import Buffer
+from tlt_server.trainer.data.inbox import Inbox
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.loop import Metrics, Trainer
+from tlt_server.trainer.learn.network import Network
+from tlt_server.trainer.learn.packing import pack
+from tlt_server.trainer.learn.parking import release
+from tlt_server.trainer.publish.folder import Drafter, load_frozen
+from tlt_server.trainer.publish.judge import Judge
+from tlt_server.trainer.publish.published import Edition, Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers

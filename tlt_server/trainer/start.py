@@ -19,26 +19,26 @@ from tlt_server.drafter.folder import create
 from tlt_server.drafter.target import find_target
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.preflight import read_config
-from tlt_server.trainer.buffer import Buffer
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
+from tlt_server.trainer.data.buffer import Buffer
+from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.ending import ended_by_signals
-from tlt_server.trainer.folder import Drafter, load_drafter, load_frozen
-from tlt_server.trainer.helper import assist
-from tlt_server.trainer.inbox import Inbox
-from tlt_server.trainer.judge import Judge
+from tlt_server.trainer.learn.helper import assist
+from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.losses import EAGLE, EAGLE3, HASS, Objective
+from tlt_server.trainer.learn.memory import limit, needed
+from tlt_server.trainer.learn.network import NETWORKS, Eagle3
+from tlt_server.trainer.learn.packing import Run, pack
+from tlt_server.trainer.learn.ranks import Place, joined
+from tlt_server.trainer.learn.team import Team
 from tlt_server.trainer.lock import locked
-from tlt_server.trainer.loop import Trainer
-from tlt_server.trainer.losses import EAGLE, EAGLE3, HASS, Objective
-from tlt_server.trainer.memory import limit, needed
-from tlt_server.trainer.network import NETWORKS, Eagle3
-from tlt_server.trainer.packing import Run, pack
-from tlt_server.trainer.published import Published
-from tlt_server.trainer.ranks import Place, joined
+from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
+from tlt_server.trainer.publish.judge import Judge
+from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.service import MOST_HEARD, Heard, Parts, Service
 from tlt_server.trainer.status import shown
-from tlt_server.trainer.team import Team
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
 from tlt_server.wire.sender import Sender

@@ -16,7 +16,7 @@ from tlt_server.wire.messages import Hello, Load, Message
 class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker at a moment.
 
-    device: by `tlt_server.devices.identity`. state: busy, idle or training, as in spot.py; training means that it may.
+    device: by `wire.devices.identity`. state: busy, idle or training, as in spot.py; training means that it may.
     seconds: in each state until now. yields: how often it was asked for its device. slowest_yield_s: of those.
     """
 

@@ -78,7 +78,7 @@ class Hello(Message, frozen=True):
     server: its name, for people. drafter_version: in force; 0 is the one that the server was started with, or none.
     newest_drafter: the highest version that the server has been given; it takes only higher ones.
     shared: where the target's share of a drafter lies, as in `TargetShared`; empty while it does not.
-    devices: that it computes on, by `tlt_server.devices.identity`.
+    devices: that it computes on, by `tlt_server.wire.devices.identity`.
     """
 
     server: Name

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
-from tlt_server.torchvision import mend_torchvision
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 from torch import Tensor
 
 from tlt_grpo.batches import Trajectory, batches, shares

@@ -1,0 +1,1 @@
+"""How the demo's target and drafter were made: python -m tlt_server.demo.training.train."""

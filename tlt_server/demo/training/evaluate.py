@@ -1,0 +1,119 @@
+"""Figures of a target and a drafter on held-out problems: accuracy, lengths, entropy, accept lengths."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from tlt_server.demo.ngram import prompt_lookup_accept_length
+from tlt_server.demo.task import grade, problems
+from tlt_server.demo.training.corpus import Batch, Sequence, collate
+from tlt_server.demo.training.drafter import Drafter, draft_chains
+from tlt_server.demo.training.model import Target
+from tlt_server.demo.training.sampling import sample
+
+STEPS = 3
+GROUP = 8
+SEED = 2024
+# sequences judged at once
+ROWS = 8
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One rollout under target and drafter; the response's tokens but the first, which no drafter proposes."""
+
+    top1: np.ndarray
+    entropy: np.ndarray
+    matches: np.ndarray  # [steps, tokens] bool: the k-th draft of a chain, had it fallen on that token, was right
+
+
+def evaluate(target: Target, drafters: dict[str, Drafter], tokenizer: Tokenizer, count: int) -> dict[str, float]:
+    """Sample `count` held-out problems in groups of `GROUP`, and judge; the figures are named in the demo's README."""
+    drawn = [problem for problem in problems(count // GROUP, SEED) for _ in range(GROUP)]
+    prompts = [encoding.ids for encoding in tokenizer.encode_batch([problem.prompt for problem in drawn])]
+    rollouts = sample(target, prompts, SEED, target.shape.context)
+    outputs = [sequence.tokens[sequence.prompt_length :].tolist() for sequence in rollouts]
+    texts = tokenizer.decode_batch(outputs)
+    figures = {"rollouts": float(len(rollouts))}
+    figures["accuracy"] = float(np.mean([grade(problem, text) for problem, text in zip(drawn, texts, strict=True)]))
+    figures |= _length_figures(np.array([len(output) for output in outputs]).reshape(-1, GROUP))
+    figures["distinct_pairs"] = float(np.mean([a != b for a, b in zip(texts[::2], texts[1::2], strict=True)]))
+    figures["accept_length_ngram"] = prompt_lookup_accept_length(zip(prompts, outputs, strict=True))
+    for name, drafter in drafters.items():
+        figures |= _draft_figures(name, judge(target, drafter, rollouts))
+    return figures
+
+
+def _length_figures(lengths: np.ndarray) -> dict[str, float]:
+    median, tail = np.percentile(lengths, (50, 90))
+    in_group = np.percentile(lengths, 90, axis=1) / np.median(lengths, axis=1)
+    return {
+        "length_mean": float(lengths.mean()),
+        "length_median": float(median),
+        "length_p90": float(tail),
+        "length_max": float(lengths.max()),
+        "length_p90_over_median": float(tail / median),
+        "length_p90_over_median_in_group": float(in_group.mean()),
+    }
+
+
+def _draft_figures(name: str, judged: list[Judged]) -> dict[str, float]:
+    top1 = np.concatenate([one.top1 for one in judged])
+    passes = [accepted for one in judged for accepted in walk(one.matches)]
+    figures = {
+        "entropy_nats": float(np.concatenate([one.entropy for one in judged]).mean()),
+        "top1_mean": float(top1.mean()),
+        "top1_below_0.9": float((top1 < 0.9).mean()),
+        f"accept_length_{name}": sum(len(one.top1) for one in judged) / len(passes),
+    }
+    for step in range(STEPS):
+        tried = sum(accepted >= step for accepted in passes)
+        figures[f"acceptance_{name}_{step + 1}"] = sum(accepted > step for accepted in passes) / max(tried, 1)
+    return figures
+
+
+def walk(matches: np.ndarray) -> list[int]:
+    """Accepted drafts of each target pass over one rollout; matches as in `Judged`.
+
+    The proposal is the drafter's likeliest token and is accepted with the target's probability of it, which is how
+    often a token sampled from the target equals it: so the rollout itself tells what would have been accepted.
+    """
+    steps, length = matches.shape
+    passes, known = [], 0
+    while known < length:
+        accepted = 0
+        while accepted < steps and known + accepted < length and matches[accepted, known + accepted]:
+            accepted += 1
+        passes.append(accepted)
+        known += accepted + 1
+    return passes
+
+
+def judge(target: Target, drafter: Drafter, rollouts: list[Sequence]) -> list[Judged]:
+    """Run both models over `rollouts`, sorted by length to waste little on padding; the order is kept."""
+    device = target.lm_head.weight.device
+    order = sorted(range(len(rollouts)), key=lambda index: len(rollouts[index].tokens))
+    judged: dict[int, Judged] = {}
+    for first in range(0, len(order), ROWS):
+        rows = order[first : first + ROWS]
+        batch = collate([rollouts[index] for index in rows], device)
+        with torch.no_grad():
+            judged |= zip(rows, _judge(target, drafter, batch), strict=True)
+    return [judged[index] for index in range(len(rollouts))]
+
+
+def _judge(target: Target, drafter: Drafter, batch: Batch) -> list[Judged]:
+    tokens, rope = batch.tokens, target.shape.rope(torch.arange(batch.tokens.shape[1], device=batch.tokens.device))
+    hidden, outputs = target(tokens, rope)
+    log_p = target.lm_head(hidden).log_softmax(-1)
+    entropy, top1 = -(log_p.exp() * log_p).sum(-1), log_p.max(-1).values.exp()
+    heads = draft_chains(target, drafter, tokens, drafter.features(hidden, outputs), STEPS)
+    right = torch.stack([target.lm_head(head[:, :-1]).argmax(-1) == tokens[:, 2:] for head in heads])
+    judged = []
+    for row, is_response in enumerate(batch.is_response):
+        at = is_response.nonzero()[1:, 0]
+        parts = (top1[row, at - 1], entropy[row, at - 1], right[:, row, at - 2])
+        judged.append(Judged(*(part.cpu().numpy() for part in parts)))
+    return judged

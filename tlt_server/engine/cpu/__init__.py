@@ -1,0 +1,1 @@
+"""The CPU engine: what SGLang lacks on a machine without a GPU."""

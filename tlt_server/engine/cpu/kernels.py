@@ -1,0 +1,43 @@
+"""The module that SGLang 0.5.17 imports as `sgl_kernel` on a machine without a GPU, in plain torch.
+
+Upstream ships `sgl_kernel` as compiled code and has no CPU wheel of it. These are the functions that EAGLE decoding
+takes from it, under upstream's names and argument names (its misspelt `retrive` included), with upstream's contracts on
+what is written in place. One step of speculative decoding, and where its reference lies:
+
+    draft     where the drafter writes its keys                  kernels_cache.py
+    build     the drafter's beams become a tree of nodes         kernels_tree.py
+    filter    what may be sampled after a node                   sampling.py
+    verify    walk the tree along the target's own choices       kernels_verify.py
+    commit    keep the accepted nodes' keys, find the next root  kernels_cache.py
+
+They are also what GPU kernels are tested against. Nothing here registers `torch.ops.sgl_kernel.*`: the mere presence of
+such an operator makes upstream take its AMX code paths.
+"""
+
+from tlt_server.engine.cpu.cache import (
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    rotate_input_ids_cpu,
+)
+from tlt_server.engine.cpu.tree import build_tree_kernel_efficient_cpu
+from tlt_server.engine.cpu.verification import tree_speculative_sampling_target_only, verify_tree_greedy_cpu
+from tlt_server.engine.decode.sampling import top_k_renorm_prob, top_p_renorm_prob
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "rotate_input_ids_cpu",
+    "top_k_renorm_prob",
+    "top_p_renorm_prob",
+    "tree_speculative_sampling_target_only",
+    "verify_tree_greedy_cpu",
+]

@@ -1,0 +1,107 @@
+"""The arms of a speculative worker: what each of them decodes with, and which one is in force.
+
+Upstream's workers read their arm from three attributes each, and run attention backends and CUDA graphs that were made
+for it. Here these are made once for each arm (engine/graphs.py), and exchanged between two steps: a dozen attributes,
+nothing is allocated or captured. All else that depends on an arm is sized by the *widest*, the elementwise maximum of
+all arms, which is what SGLang itself is started with: KV slots, and the candidates that draft-extend leaves.
+
+What arms have in common (strategy/passes.py) is made once.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from tlt_server.config import Arm, widest
+from tlt_server.engine.graphs.capture import Graphs, Pass
+from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION
+
+
+class Parts(NamedTuple):
+    """What an arm decodes with.
+
+    chain: upstream's buffers of a chain's parents and scores, which are the same in every step; None for trees.
+    """
+
+    drafting: Pass
+    verification: Pass
+    draft_extend: Pass
+    chain: tuple[Any, Any] | None
+
+
+class Arms:
+    """The arms of one rank's `EagleWorker`.
+
+    graphs: makes their passes; nothing is withheld any more.
+    in_force: what the worker is set up for; None: what SGLang was started with, for prefills, whose graphs it captured
+        with that, and for steps that do not speculate.
+    by_arm: the parts of each that was captured.
+    """
+
+    def __init__(self, worker: Any, arms: Sequence[Arm], graphs: Graphs) -> None:
+        self._worker, self._draft, self._target = worker, worker.draft_worker, worker.target_worker.model_runner
+        self._widest = widest(arms)
+        self._own = Parts(
+            Pass(None, None),  # without an arm nothing drafts, and what SGLang made for that can go
+            Pass(self._target.attn_backend, None),
+            Pass(self._draft.draft_extend_attn_backend, None),
+            self._shaped(self._widest),
+        )
+        self._shared: dict[tuple[str, tuple[Arm, ...]], Pass] = {}
+        # what was captured first lends its memory to what is captured later: the largest goes first
+        ordered = sorted(arms, key=lambda arm: arm.num_draft_tokens, reverse=True)
+        self.by_arm: dict[Arm, Parts] = {}
+        for arm in ordered:
+            graphs.refit(self.by_arm)
+            if arm in graphs.sizes:
+                self.by_arm[arm] = self._made(arm, graphs)
+        self._shared.clear()
+        self._put(None)
+
+    def keep(self, arms: Collection[Arm]) -> None:
+        """Lets go of all others; none of them is in force."""
+        self.by_arm = {arm: parts for arm, parts in self.by_arm.items() if arm in arms}
+
+    def put(self, arm: Arm | None) -> None:
+        """Puts an arm in force, or what SGLang was started with."""
+        if arm != self.in_force:
+            self._put(arm)
+
+    def attention_backends(self) -> tuple[Any, ...]:
+        """Of all arms."""
+        return tuple(part.attention for parts in self.by_arm.values() for part in parts[:3])
+
+    def _put(self, arm: Arm | None) -> None:
+        parts = self._own if arm is None else self.by_arm[arm]
+        self._set_shape(arm or self._widest)
+        draft = self._draft
+        draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = parts.drafting.attention
+        draft.draft_extend_attn_backend = draft.draft_runner.attn_backend = parts.draft_extend.attention
+        draft.cuda_graph_runner = parts.drafting.graphs
+        draft.cuda_graph_runner_for_draft_extend = parts.draft_extend.graphs
+        self._target.attn_backend, self._target.decode_cuda_graph_runner = parts.verification
+        if parts.chain is not None:
+            draft._topk1_parents_prealloc, draft._topk1_score_indices_prealloc = parts.chain
+        self.in_force = arm
+
+    def _set_shape(self, arm: Arm) -> None:
+        for each in (self._worker, self._draft):
+            each.speculative_num_steps, each.topk = arm.num_steps, arm.topk
+            each.speculative_num_draft_tokens = arm.num_draft_tokens
+
+    def _shaped(self, arm: Arm) -> tuple[Any, Any] | None:
+        """Sets the workers up for an arm; returns its chain's buffers."""
+        self._set_shape(arm)
+        if arm.topk > 1:
+            return None
+        self._draft._rebuild_topk1_chain_buffers()
+        return self._draft._topk1_parents_prealloc, self._draft._topk1_score_indices_prealloc
+
+    def _made(self, arm: Arm, graphs: Graphs) -> Parts:
+        chain = self._shaped(arm)
+        makers = {VERIFICATION: graphs.verification, DRAFT_EXTEND: graphs.draft_extend, DRAFTING: graphs.drafting}
+        for kind, make in makers.items():
+            key = kind, graphs.sharing(kind, arm)
+            if key not in self._shared:
+                self._shared[key] = make(arm)
+        verification, draft_extend, drafting = (self._shared[kind, graphs.sharing(kind, arm)] for kind in makers)
+        return Parts(drafting, verification, draft_extend, chain)

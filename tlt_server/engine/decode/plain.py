@@ -1,0 +1,196 @@
+"""Decode steps of the target alone, within upstream's EAGLE worker: what *off* is.
+
+A pass of one token a request and a draw, as a server without a drafter runs them: its sampler, and CUDA graphs of the
+same shape. What the worker adds must cost next to nothing, and above all must not wait for the GPU: a step is launched
+while the one before it runs, and whoever waits for its end lets the GPU idle while the next one is prepared. So nothing
+here is read back, and nothing that Python holds is copied to the GPU; what is the same in every step is made once.
+
+The drafter does not run. It has no keys and values for what is decoded meanwhile; its places in the pool are zeroed, so
+that it attends to nothing there rather than to what an earlier request left. What it needs to catch up is kept for a
+while (engine/missed.py).
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.runner.eager_runner import EagerRunner
+from sglang.srt.runtime_context import get_exec
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+
+from tlt_server.engine.decode.missed import Missed
+from tlt_server.engine.decode.verify import forbid_early_stop, sample_filtered
+from tlt_server.engine.graphs.planning import plan_decodes
+from tlt_server.engine.graphs.workspace import trim
+
+
+class PlainSteps:
+    """The plain decode steps of an EAGLE worker whose pools and attention backends are ready.
+
+    Upstream's model runner reads in many places whether it is one of a speculative server. This one is a copy that is
+    not: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self.runner = runner = copy.copy(worker.target_worker.model_runner)
+        runner.spec_algorithm = SpeculativeAlgorithm.NONE
+        runner.server_args = _with_states(runner.server_args)
+        runner.sampler = OneLaw()
+        runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
+        trim(runner.attn_backend)
+        plan_decodes(runner.attn_backend)
+        runner.eager_runner = EagerRunner(runner)
+        runner.init_decode_cuda_graph()
+        most = worker.req_to_token_pool.size
+        self._one_each = torch.ones(most, dtype=torch.int32)  # where it is read: on the CPU
+        self._proposal = _empty_proposal(worker, most)
+        self.missed = Missed(worker)
+
+    def step(
+        self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
+    ) -> GenerationBatchResult:
+        """Decodes one token of each request.
+
+        Args:
+            batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left.
+            on_publish: to be told the new lengths, [bs], as soon as they are known.
+            grammar_barrier: to be called before grammars are read, if any.
+
+        Returns:
+            What verification returns: [bs] tokens, one accepted for each request.
+        """
+        new_seq_lens = batch.seq_lens + 1
+        if on_publish is not None:  # before the pass: the next step is prepared once the lengths are known
+            on_publish(new_seq_lens)
+        forward_batch = self._forward_batch(batch, new_seq_lens)
+        tree = GrammarTree.from_linear_chain(batch.input_ids[:, None]) if batch.has_grammar else None
+        output = self.runner.forward(forward_batch)
+        mask = tree and build_grammar_vocab_mask(
+            reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=batch.device, barrier=grammar_barrier
+        )
+        tokens = self._drawn(batch.reqs, forward_batch, output.logits_output, mask)
+        leave_out(self._worker.draft_worker.draft_runner.token_to_kv_pool, batch.out_cache_loc)
+        self.missed.keep(batch, forward_batch.positions, output.logits_output.hidden_states, tokens)
+        bs = len(batch.reqs)
+        return GenerationBatchResult(
+            logits_output=output.logits_output,
+            next_token_ids=tokens,
+            can_run_cuda_graph=output.can_run_graph,
+            speculative_num_draft_tokens=1,
+            next_draft_input=EagleDraftInput(
+                bonus_tokens=tokens, **{name: each[:bs] for name, each in self._proposal.items()}
+            ),
+            accept_lens=self._one_each[:bs],
+            new_seq_lens=new_seq_lens,
+            extra_keep_alive_refs=[forward_batch],
+        )
+
+    def _forward_batch(self, batch: Any, new_seq_lens: torch.Tensor) -> ForwardBatch:
+        """Lengths of a `ScheduleBatch` under speculation are those before the step; a decode pass counts its token."""
+        pool = self._worker.req_to_token_pool.req_to_token
+        batch.input_ids = batch.spec_info.bonus_tokens
+        batch.out_cache_loc = pool[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
+        batch.forward_mode, batch.spec_info = ForwardMode.DECODE, None
+        batch.seq_lens, batch.seq_lens_sum = new_seq_lens, None
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        return ForwardBatch.init_new(batch, self.runner, return_hidden_states_before_norm=False)
+
+    def _drawn(self, reqs: list[Any], forward_batch: ForwardBatch, output: Any, mask: Any) -> torch.Tensor:
+        """The next tokens, [bs] int; their logprobs are left in `output`, as verification leaves those of a root."""
+        logits, info = output.next_token_logits, forward_batch.sampling_info
+        forbid_early_stop(logits, forward_batch.positions, reqs)
+        if info.logit_bias is not None:
+            logits.add_(info.logit_bias)
+        if mask is not None:
+            mask.apply(logits)
+        tokens: torch.Tensor = self.runner.sampler(
+            output,
+            info,
+            forward_batch.return_logprob,
+            forward_batch.top_logprobs_nums,
+            forward_batch.token_ids_logprobs,
+            forward_batch.positions,
+        )
+        if forward_batch.return_logprob:
+            output.next_token_logprobs = output.next_token_logprobs[:, None]
+        group = get_tp_group()
+        if group.world_size > 1 and not info.is_all_greedy:  # ranks may round differently: one of them decides
+            group.broadcast(tokens, src=0)
+        return tokens
+
+
+class OneLaw(Sampler):
+    """Upstream's sampler, by the one law of filters on a CPU too (engine/sampling.py), and with fewer kernels to launch
+    where nobody asks for filters or probabilities."""
+
+    def forward(self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any) -> torch.Tensor:
+        if return_logprob or self.enable_deterministic or not is_unfiltered(sampling_info):
+            tokens: torch.Tensor = super().forward(logits_output, sampling_info, return_logprob, *others)
+            return tokens
+        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        return race(logits.div_(sampling_info.temperatures))
+
+    def _sample_from_probs(
+        self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
+    ) -> torch.Tensor:
+        if simple_sampling_case or get_exec().kernel.sampling_backend == "flashinfer":
+            drawn: torch.Tensor = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
+            return drawn
+        return sample_filtered(probs, sampling_info)
+
+
+def is_unfiltered(info: Any) -> bool:
+    """Whether all of a batch, by upstream's `SamplingBatchInfo`, is drawn from the whole distribution, unseeded, and
+    nobody wants to know what could have been drawn."""
+    filters = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
+    wanted = info.sampling_seed is not None or any(info.return_sampling_masks or ())
+    return not (info.is_all_greedy or filters or wanted)
+
+
+def race(logits: torch.Tensor) -> torch.Tensor:
+    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32.
+
+    The greatest of logits with Gumbel noise, which is the negative logarithm of exponential noise; `torch.multinomial`
+    draws so from probabilities, after checks of them that are more kernels than the draw.
+    """
+    return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1).to(torch.int32)
+
+
+def leave_out(pool: Any, places: torch.Tensor) -> None:
+    """Zeroes keys and values at `places`, [bs] int64, of all layers of a pool.
+
+    By `index_fill_`: assigning a number by index copies it to the GPU, and waits until it is there, which is after the
+    pass before.
+    """
+    for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+        pool.get_key_buffer(layer).index_fill_(0, places, 0)
+        pool.get_value_buffer(layer).index_fill_(0, places, 0)
+
+
+def _empty_proposal(worker: Any, most: int) -> dict[str, torch.Tensor]:
+    """What a step leaves in place of the drafter's proposal: of up to `most` requests, in the widest arm's shape."""
+    hidden_size, dtype = get_draft_recurrent_hidden_state_spec(worker.draft_worker.draft_runner)
+    nothing = {
+        "topk_p": torch.zeros(most, worker.topk, dtype=torch.float32, device=worker.device),
+        "topk_index": torch.zeros(most, worker.topk, dtype=torch.int64, device=worker.device),
+    }
+    if hidden_size is not None:
+        nothing["hidden_states"] = torch.zeros(most, hidden_size, dtype=dtype, device=worker.device)
+    return nothing
+
+
+def _with_states(server_args: Any) -> Any:
+    """Settings of a runner whose passes, and their CUDA graphs, hand out all hidden states."""
+    view = copy.copy(server_args)
+    object.__setattr__(view, "return_hidden_states_mode", "full")  # assigning is refused once a server has started
+    return view

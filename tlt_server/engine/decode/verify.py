@@ -1,0 +1,114 @@
+"""What the fork changes in verification, so that speculation samples exactly what plain decoding samples.
+
+Upstream's verify step (`eagle_sample`) departs from plain decoding in three ways, each mended by one function here:
+it ignores min_p and applies top-k and top-p one after the other (plain decoding applies them jointly), and it judges
+min_new_tokens once for the whole tree by the length at its root. And a step gives several tokens, among which upstream
+does not always find the one that ends the response.
+"""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import torch
+
+from tlt_server.engine.decode.sampling import apply_min_new_tokens, filter_probs, stop_token_table
+
+
+def filter_target_probs(probs: torch.Tensor, sampling_info: Any, verify_input: Any) -> torch.Tensor:
+    """The target's filtered distribution at every node of every request's tree.
+
+    Args:
+        probs: [bs * num_draft_tokens, vocab] float32, after temperature.
+        sampling_info: upstream's `SamplingBatchInfo` of the batch.
+        verify_input: upstream's `EagleVerifyInput`.
+
+    Returns:
+        The same shape, filtered by each request's top_k, top_p and min_p, renormalised.
+    """
+    nodes = verify_input.draft_token_num
+    return filter_probs(probs, *(f if f is None else f.repeat_interleave(nodes) for f in _filters(sampling_info)))
+
+
+def sample_filtered(probs: torch.Tensor, sampling_info: Any) -> torch.Tensor:
+    """Plain decoding's draw under filters, by the same law as verification: [bs] int32 token ids.
+
+    Upstream's flashinfer sampler filters jointly, except in a batch where any request asks for min_p: there it filters
+    one after the other, so that what a request samples depends on its neighbours.
+    """
+    kept = filter_probs(probs, *_filters(sampling_info))
+    return torch.multinomial(kept, num_samples=1).view(-1).to(torch.int32)
+
+
+def _filters(info: Any) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Each request's top_k, top_p and min_p, [bs] each; None where no request of the batch needs it."""
+    return (
+        info.top_ks if info.need_top_k_sampling else None,
+        info.top_ps if info.need_top_p_sampling else None,
+        info.min_ps if info.need_min_p_sampling else None,
+    )
+
+
+def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:
+    """Sets the logits of stop tokens to -inf, in place, at nodes that lie before a request's min_new_tokens.
+
+    Args:
+        logits: [bs * num_draft_tokens, vocab], the target's at every node.
+        positions: [bs * num_draft_tokens] int, each node's position in its sequence.
+        reqs: the batch's requests, in order.
+    """
+    if not any(len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs):
+        return  # under overlap output_ids lags behind, so this never leaves too early
+    prompts = torch.tensor([len(req.origin_input_ids) for req in reqs])
+    least = torch.tensor([req.sampling_params.min_new_tokens for req in reqs])
+    table = stop_token_table([stop_tokens(req) for req in reqs])
+    prompts, least, table = (each.to(logits.device, non_blocking=True) for each in (prompts, least, table))
+    output_lens = positions.view(len(reqs), -1) + 1 - prompts[:, None]
+    apply_min_new_tokens(logits, output_lens, least, table)
+
+
+def settle_end(req: Any, new_tokens: int) -> None:
+    """Ends a response at the token of a step at which plain decoding ends it, were it aborted or not.
+
+    Upstream takes an abort before it looks for an end, the limit before what ended the response before it, and a stop
+    string before a stop token in front of it: what the step gave beyond the end is returned then.
+
+    Args:
+        req: upstream's, the step's tokens appended.
+        new_tokens: how many the step gave.
+    """
+    abort = req.to_finish
+    if req.finished() or (abort is not None and abort.status_code == HTTPStatus.BAD_REQUEST):
+        req.judge_end(new_tokens)  # a bad request's prompt was replaced: its token is no answer
+        return
+    req.to_finish = None
+    given = req.output_ids[len(req.output_ids) - new_tokens :]
+    req.judge_end(new_tokens)
+    if new_tokens > 1 and (req.finished() or req.sampling_params.stop_regex_strs):  # a pattern may match a part only
+        _judge_one_by_one(req, given)
+    if not req.finished():
+        req.finished_reason = abort
+    elif req.finished_len is not None:
+        req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+
+
+def _judge_one_by_one(req: Any, given: Sequence[int]) -> None:
+    req.finished_reason = req.finished_len = None
+    grammar, req.grammar = req.grammar, None  # it has read the whole step, and may end with the last token only
+    del req.output_ids[len(req.output_ids) - len(given) :]
+    for position, token in enumerate(given, start=1):
+        req.output_ids.append(token)
+        if position == len(given):
+            req.grammar = grammar
+        req.judge_end(1)
+        if req.finished():
+            req.finished_len = len(req.output_ids) if req.finished_len is None else req.finished_len
+            req.output_ids.extend(given[position:])
+            break
+    req.grammar = grammar
+
+
+def stop_tokens(req: Any) -> set[int]:
+    """The tokens that min_new_tokens holds back: exactly those that upstream's plain decoding does."""
+    stops = set(req.sampling_params.stop_token_ids or ()) | set(req.tokenizer.additional_stop_token_ids or ())
+    return stops if req.tokenizer.eos_token_id is None else stops | {req.tokenizer.eos_token_id}

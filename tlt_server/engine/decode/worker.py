@@ -1,0 +1,188 @@
+"""SGLang's EAGLE worker with a drafter that can be swapped, and with another arm, or none, from step to step.
+
+A decode step of upstream's, which this class stands around:
+
+    control messages were handled; one of them may have put another drafter in force, or announced other arms
+        (engine/control.py, engine/speculation.py)
+    the batch size says which arm the step has
+    none?           the target decodes one token for each request (engine/plain.py)
+    else            the drafter reads what it missed, if there was none before (engine/missed.py), and the arm is put
+                    in force: attributes, attention backends, CUDA graphs (engine/arms.py)
+    draft           num_steps passes of the drafter give a tree
+    verify          one pass of the target over the tree accepts a part of it, and samples one token more
+    draft-extend    the drafter reads the target's hidden states of what was accepted (engine/drafting.py)
+    the result is settled, under overlap one step later: tokens are credited (engine/crediting.py) and counted
+
+Behind a pass of the target a copy of its states is taken, where a drafter trainer is sent them (engine/tap.py).
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from tlt_client import schemas
+
+from tlt_server.config import Arm, ServerConfig, arms_of
+from tlt_server.engine.decode.arms import Arms
+from tlt_server.engine.decode.missed import PASSES
+from tlt_server.engine.decode.plain import PlainSteps
+from tlt_server.engine.decode.timing import pass_timings, tell, timings
+from tlt_server.engine.features.tap import Tap, tap_of
+from tlt_server.engine.graphs.capture import Graphs, draft_context
+from tlt_server.engine.ranks import of_first
+from tlt_server.engine.weights.swap import DrafterWeights
+from tlt_server.strategy.arms import ArmTable, Choice, pinned_table
+from tlt_server.strategy.costs import StepCosts
+from tlt_server.strategy.defaults import worth_having
+from tlt_server.strategy.passes import PLAIN
+
+logger = logging.getLogger(__name__)
+
+
+class EagleWorker(EAGLEWorkerV2):
+    """Upstream's worker.
+
+    weights: the drafter's, from when its pools are allocated.
+    all_arms: those of this server that have graphs, or need none, the first of them in force at first.
+    finds_arms: whether it keeps of its arms those that can pay.
+    captured: the largest batch size of each arm: of its CUDA graphs where there are some and several arms, else any.
+    graphs: what was captured, and what it takes.
+    costs: of each arm's steps, where there are several, and CUDA graphs or arms to be found; else None.
+    table: the arm of each batch size. Changed between two steps only, on all ranks alike.
+    speculation: is told of each step; None before the scheduler has one.
+    tap: None where no features are taken.
+    """
+
+    weights: DrafterWeights
+    finds_arms: bool
+    graphs: schemas.Graphs
+    costs: StepCosts | None
+    table: ArmTable
+    captured: Mapping[Arm, int]
+    speculation: Any = None
+    tap: Tap | None = None
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        """Upstream shares the target's embedding and head with the drafter here; before, they are not yet one."""
+        super().alloc_memory_pool(*args, **kwargs)
+        self.weights = DrafterWeights(self._draft_worker)
+
+    def init_attention_backends(self) -> None:
+        """After this upstream captures the target's graphs, for which each arm has its own."""
+        super().init_attention_backends()
+        self.all_arms = arms_of(self.server_args)
+        self._draft_worker.widest = self.topk
+        config = ServerConfig.from_environment()
+        self.finds_arms = config.finds_arms and len(self.all_arms) > 1
+        self._graphs = Graphs(self, self.all_arms, config.graph_sharing, config.graph_bytes)
+        self._graphs.withhold()
+
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()
+        self._graphs.release()
+        self._arms = Arms(self, self.all_arms, self._graphs)
+        self.all_arms = tuple(arm for arm in self.all_arms if arm in self._arms.by_arm)
+        self.tap = tap_of(self)
+        with self._graphs.captures.capturing(PLAIN, (), 1) as made:
+            self._plain = PlainSteps(self)
+            made.append(self._plain.runner.decode_cuda_graph_runner)
+        self._last: Choice = None
+        largest = self._target_worker.model_runner.max_running_requests
+        self.captured = self._graphs.captured(largest)
+        self.costs = self._timed(largest)
+        if self.finds_arms:
+            self._keep_what_can_pay(largest)
+        self.graphs = self._graphs.describe()
+        self.table = pinned_table(self.all_arms[0], self.captured)
+
+    def _timed(self, largest: int) -> StepCosts | None:
+        if len(self.all_arms) == 1 and not self.finds_arms:
+            return None
+        found = timings(self._arms.by_arm, self._plain.runner.decode_cuda_graph_runner)
+        padded = bool(found)  # to the next batch size that has a graph
+        if not found and self.finds_arms:
+            found = pass_timings(self._plain.runner, self._draft_worker.draft_runner, self.all_arms, largest)
+        tell(found)
+        return StepCosts(found, padded=padded) if found else None
+
+    def _keep_what_can_pay(self, largest: int) -> None:
+        """Gives up the arms that could not be best at any batch size, however much they had accepted. A collective."""
+        assert self.costs is not None
+        kept = worth_having(self.costs, self.captured, largest)
+        kept = of_first(self._target_worker.model_runner.tp_group.cpu_group, kept)  # ranks do not time alike
+        with self._graphs.giving_up(kept):
+            self._arms.keep(kept)
+        self.all_arms = kept
+        self.captured = {arm: self.captured[arm] for arm in kept}
+        self.costs = self.costs.of(kept)
+        logger.info("arms that can pay here: %s", ", ".join(map(str, kept)))
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Callable[..., None] | None = None,
+        grammar_barrier: Callable[..., None] | None = None,
+    ) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            return self._prefill(batch, on_publish, grammar_barrier)
+        arm = self.table.arm(len(batch.reqs))
+        behind = self._plain.missed.counts(batch.reqs)
+        if arm is not None and any(behind):
+            self._catch_up(batch, arm, behind)
+        self._arms.put(arm)
+        self._launched(arm, batch, sum(behind))
+        if arm is not None:
+            result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
+        else:
+            result = self._plain.step(batch, on_publish, grammar_barrier)
+            if self.tap:
+                self.tap.take_step(batch.reqs, result, most=1)
+        result.arm = arm
+        return result
+
+    def verify(self, batch: Any, grammar_barrier: Callable[..., None] | None = None) -> GenerationBatchResult:
+        result = super().verify(batch, grammar_barrier)
+        if self.tap and not batch.forward_mode.is_idle():
+            self.tap.take_step(batch.reqs, result, most=self._draft_worker.rows)
+        return result
+
+    @property
+    def war_fastpath_runner(self) -> Any:
+        """Whose pass is the last of a step to read what the scheduler writes for the next one."""
+        return super().war_fastpath_runner if self._last is not None else self._plain.runner
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return (*super().spec_v2_attn_backends, *self._arms.attention_backends(), self._plain.runner.attn_backend)
+
+    def _prefill(self, batch: Any, *hooks: Any) -> GenerationBatchResult:
+        """With what SGLang was started with. An idle batch runs nothing."""
+        self._interrupt()
+        self._plain.missed.forget(batch.reqs)
+        chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
+        result = super().forward_batch_generation(batch, *hooks)
+        if self.tap and chunks is not None:
+            self.tap.take_chunks(result, chunks)
+        return result
+
+    def _catch_up(self, batch: Any, arm: Arm, behind: Sequence[int]) -> None:
+        """The drafter reads before a step, few tokens with the arm, else with what SGLang was started with."""
+        few = max(behind) <= PASSES * arm.path
+        self._arms.put(arm if few else None)
+        read = self._plain.missed.read_in_step if few else self._plain.missed.read_as_prefill
+        with draft_context(self._draft_worker):
+            read(batch, behind)
+
+    def _interrupt(self) -> None:
+        """Something else than a decode step begins."""
+        self._arms.put(None)
+        if self.speculation is not None:
+            self.speculation.interrupted()
+
+    def _launched(self, arm: Choice, batch: Any, behind: int) -> None:
+        self._last = arm
+        if self.speculation is not None:
+            cached = sum(req.kv_committed_len for req in batch.reqs)
+            self.speculation.launched(arm, len(batch.reqs), cached, behind)

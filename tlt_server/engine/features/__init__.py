@@ -1,0 +1,1 @@
+"""The feature tap: hidden states on their way from decode steps to the drafter trainer."""

@@ -1,0 +1,223 @@
+"""What a drafter shares with the target, written to a folder for the drafter trainer, beside the decode loop.
+
+A thread copies and writes; the loop waits for neither, and hardly any memory of the GPU is taken. An update of the
+target that came in between has torn the copy: whoever asks for the result learns that, because the scheduler answers,
+which also makes the updates. So a copy that is told of is of the one version that it is told with.
+
+Each tensor is a file. One that has not changed since the last copy is neither copied nor written: its file moves along.
+
+Of a tensor-parallel target each rank holds rows, the last ones padding. The threads of the ranks hand them to the first
+one's, which writes. They have a process group of their own; when to begin, and what came of it, the ranks agree upon
+between two steps, as one may have learnt of a publication's end where another has not.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tlt_client.schemas import SharedTarget
+
+from tlt_server.drafter.header import DTYPES
+from tlt_server.engine.ranks import joined, lowest, objections, twin
+from tlt_server.engine.weights.publications import Publications
+from tlt_server.errors import OutOfTurn, UpdateRefused
+from tlt_server.wire.update import Tensor, safetensors_parts
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ROWS = 1024
+"""Summed at once: torch widens them to int64 first."""
+RANKS_WITHIN_S = 60.0
+"""Seconds that a rank's thread waits for the others'."""
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass
+class _UnderWay:
+    path: str
+    version: int
+    future: "Future[None]"
+
+
+class _Folder:
+    """The last copy, for one thread of each rank; the first rank's has the files.
+
+    path: where it is; None where there is none. marks: of what it holds of this rank's, by name.
+    """
+
+    def __init__(self, rows: int, group: Any, *, leads: bool) -> None:
+        self._rows, self._group, self._leads = rows, group, leads
+        self.path: Path | None = None
+        self._marks: dict[str, torch.Tensor] = {}
+
+    def write(self, path: Path, tensors: Mapping[str, torch.Tensor], written: Any) -> None:
+        """Makes it the folder `path`, of these tensors as they are after the event `written`. A collective.
+
+        Raises:
+            UpdateRefused: the folder cannot be made.
+            OSError: it cannot be written.
+        """
+        if objected := objections(self._group, self._begin(path)):
+            raise UpdateRefused("; ".join(objected))
+        with _beside(written):
+            marks = {name: _mark(tensor) for name, tensor in tensors.items()}
+            unchanged = {name: lowest(self._group, _same(marks[name], self._marks.get(name))) for name in tensors}
+            changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
+            copies = {name: joined(self._group, tensor.cpu().contiguous()) for name, tensor in changed.items()}
+        for name, copy in copies.items():
+            if copy is not None:
+                _replace(path / f"{name}.safetensors", name, copy[: self._rows])
+        self._marks, self.path = marks, path
+
+    def remove(self) -> None:
+        """It is not of one version."""
+        if self.path is not None and self._leads:
+            shutil.rmtree(self.path)
+        self.path = None
+
+    def _begin(self, path: Path) -> str | None:
+        """Moves the last copy to `path`, or makes that folder; says why it cannot be."""
+        kept, self.path = self.path, None  # until it is whole
+        if not self._leads:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kept is not None and kept.exists():
+                kept.rename(path)
+            else:
+                path.mkdir()
+                self._marks = {}
+        except OSError as error:
+            return str(error)
+        return None
+
+
+class Sharing:
+    """Of a rank of the first replica.
+
+    Args:
+        read: this rank's rows of embedding and head [V', H]; the same tensor where they are tied.
+        rows: V of the whole; what the ranks hold beyond is padding.
+        publications: of the target.
+        group: of all ranks.
+
+    Raises:
+        RuntimeError: another rank is gone.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        rows: int,
+        publications: Publications,
+        group: Any = None,
+    ) -> None:
+        self._read, self._publications, self._group = read, publications, group
+        self._thread = ThreadPoolExecutor(1, "target-sharing")
+        leads = group is None or dist.get_rank(group) == 0
+        self._folder = _Folder(rows, twin(group, RANKS_WITHIN_S), leads=leads)
+        self._under_way: _UnderWay | None = None
+
+    def share(self, path: str) -> SharedTarget | None:
+        """Begins to write a folder or, asked again, says what it holds; None until it is whole. A collective.
+
+        Raises:
+            OutOfTurn: the target is being written, or was meanwhile.
+            UpdateRefused: the folder cannot be written.
+        """
+        if self._under_way is None or self._under_way.path != path:
+            self._begin(path)
+            return None
+        if not lowest(self._group, self._under_way.future.done()):
+            return None
+        done, self._under_way = self._under_way, None
+        error = done.future.exception()
+        objected = objections(self._group, str(error) if error else self._torn(done))
+        if error:
+            raise UpdateRefused(f"{path}: {error}") from error
+        if objected:
+            self._folder.remove()
+            raise OutOfTurn("; ".join(objected))
+        return SharedTarget(done.version, path)
+
+    def wait(self) -> None:
+        """Until nothing is being copied."""
+        if self._under_way is not None:
+            wait([self._under_way.future])
+
+    def _begin(self, path: str) -> None:
+        partial = "a publication of the target is under way: ask again after it" if self._publications.partial else None
+        if objected := objections(self._group, partial):
+            raise OutOfTurn("; ".join(objected))
+        embedding, head = self._read()
+        written = torch.cuda.current_stream().record_event() if head.is_cuda else None
+        tied = embedding.data_ptr() == head.data_ptr()
+        tensors = {"model.embed_tokens.weight": embedding} | ({} if tied else {"lm_head.weight": head})
+        writing = self._thread.submit(self._folder.write, Path(path), tensors, written)
+        self._under_way = _UnderWay(path, self._publications.version, writing)
+
+    def _torn(self, done: _UnderWay) -> str | None:
+        if not self._publications.partial and self._publications.version == done.version:
+            return None
+        return f"the target was written while it was copied to {done.path}: ask again after its publication"
+
+
+def sharing_of(scheduler: Any, publications: Publications) -> Sharing | None:
+    """None where another replica has the same tensors, or ranks differ in more than the rows that they hold."""
+    ps = scheduler.ps
+    if (ps.dp_rank or 0) > 0 or ps.attn_dp_size > 1 or ps.pp_size > 1:
+        return None
+    runner = scheduler.tp_worker.model_runner
+    group = scheduler.tp_cpu_group if ps.tp_size > 1 else None
+    return Sharing(lambda: _embedding_and_head(runner.model), runner.model_config.vocab_size, publications, group)
+
+
+def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Asked of a model only when they are to be shared: not every class of SGLang's can say.
+
+    Raises:
+        UpdateRefused: this one cannot.
+    """
+    if not hasattr(model, "get_embed_and_head"):
+        raise UpdateRefused(f"SGLang's {type(model).__name__} does not give its embedding and head away")
+    embedding, head = model.get_embed_and_head()
+    return embedding, head
+
+
+def _mark(tensor: torch.Tensor) -> torch.Tensor:
+    """What tells a tensor [V, H] from another one: the sum of each row's bits as whole numbers, [V] int64 on the CPU.
+
+    Two that differ in many rows, as those of an RL step do, are never alike.
+    """
+    bits = tensor.detach().view(_BITS[tensor.element_size()])
+    return torch.cat([rows.sum(-1, dtype=torch.int64) for rows in bits.split(ROWS)]).cpu()
+
+
+def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and torch.equal(one, other)
+
+
+def _replace(file: Path, name: str, copy: torch.Tensor) -> None:
+    """Removes it first: who reads the one before goes on, and there may be no room for two."""
+    file.unlink(missing_ok=True)
+    part = Tensor(_NAMES[copy.dtype], tuple(copy.shape), copy.view(torch.uint8).numpy().data)
+    with file.open("xb", buffering=0) as opened:
+        for piece in safetensors_parts({name: part}, {"format": "pt"}):
+            rest = memoryview(piece).cast("B")
+            while rest:
+                rest = rest[opened.write(rest) :]
+
+
+def _beside(written: Any) -> AbstractContextManager[Any]:
+    """A stream of its own, after what was launched before; nothing on a CPU."""
+    if written is None:
+        return nullcontext()
+    stream = torch.cuda.Stream()
+    stream.wait_event(written)
+    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context

@@ -1,0 +1,266 @@
+"""Attention backends and CUDA graphs of arms, captured for the batch sizes that each of them may be chosen at, as far
+as memory for them goes (strategy/graph_budget.py).
+
+SGLang's constructors read an arm from settings that hold for the whole server. While they run, those settings are the
+arm's: on the model runners a copy of `ServerArgs`, in the runtime context the three values themselves. Afterwards all
+is as before. Without graphs, as on a CPU, everything else happens alike.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from tlt_client import schemas
+
+from tlt_server.config import Arm, GraphSharing
+from tlt_server.engine.graphs.memory import Captures
+from tlt_server.engine.graphs.planning import plan_drafts, plan_extends, plan_verification
+from tlt_server.engine.graphs.workspace import trim
+from tlt_server.engine.ranks import lowest
+from tlt_server.strategy.arms import is_chain
+from tlt_server.strategy.graph_budget import GRAPH_BYTES, Sizes, estimated, fitted, row_bytes
+from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike
+
+MOST_VERIFIED = 512
+"""Tokens that an arm among several verifies in one pass, at most: beyond, a pass is bound by arithmetic, and costs more
+than it can bring. On an H200 chain 3,1,4 gains 1.1 at 128 requests, and loses at 256 (benchmarks/README.md)."""
+
+
+def sizes_of(arm: Arm, sizes: Sequence[int]) -> list[int]:
+    """Of a server's ascending batch sizes, those that an arm among several gets graphs for; at least one."""
+    return [size for size in sizes if size * arm.num_draft_tokens <= MOST_VERIFIED] or list(sizes[:1])
+
+
+@cache
+def capture_stream() -> Any:
+    """The stream that all graphs of this process are captured on."""
+    return torch.get_device_module().Stream()
+
+
+class Pass(NamedTuple):
+    """One of the passes of a step: an attention backend, and a runner of CUDA graphs; None: there is none."""
+
+    attention: Any
+    graphs: Any
+
+
+class Graphs:
+    """Makes the passes of a worker's arms.
+
+    worker: `EagleWorker`. Its pools and SGLang's own attention backends are there, and no graph of a decode step.
+    sharing: `none`: each arm has all its passes to itself, at all batch sizes.
+    budget: bytes that graphs may take; None: any.
+    wanted: batch sizes that each arm would be captured at, ascending; empty ones: there are no graphs here.
+    sizes: those that fit into the budget; arms that do not are left out.
+
+    Raises:
+        ConfigError: none fits.
+    """
+
+    def __init__(self, worker: Any, arms: Sequence[Arm], sharing: GraphSharing, budget: float | None = None) -> None:
+        self._draft, self._target = worker.draft_worker, worker.target_worker.model_runner
+        self._runners = (self._target, self._draft.draft_runner)
+        self._every = _captured_sizes(self._target)
+        self.captures = Captures(sharing)
+        limited = len(arms) > 1 and sharing is GraphSharing.POOL
+        self.wanted: Sizes = {arm: sizes_of(arm, self._every) if limited else self._every for arm in arms}
+        self._budget = budget if self._every else None
+        self.sizes = self.wanted if self._budget is None else fitted(self.wanted, self._estimate, self._budget)
+
+    def refit(self, done: Collection[Arm]) -> None:
+        """Leaves out what does not fit any more, now that it is known what these arms take. A collective."""
+        if self._budget is None or not done:
+            return
+        took = -lowest(self._target.tp_group.cpu_group, -self.captures.taken)  # ranks must capture the same
+        captured = {arm: self.sizes[arm] for arm in done}
+        rest = self._budget - took - len(self._every) * GRAPH_BYTES  # plain decoding's come last
+        self.sizes = fitted(self.sizes, self._estimate, self._estimate(captured) + rest, captured)
+
+    @contextmanager
+    def giving_up(self, kept: Collection[Arm]) -> Iterator[None]:
+        """Within, the graphs of all arms but these are let go of."""
+        self.wanted, self.sizes = ({arm: sizes[arm] for arm in kept} for sizes in (self.wanted, self.sizes))
+        with self.captures.freeing(set(kept)):
+            yield
+
+    def _estimate(self, sizes: Sizes) -> float:
+        model = self._target.model_config
+        row = row_bytes(
+            model.vocab_size, model.hidden_size, model.hf_text_config.intermediate_size, model.dtype.itemsize
+        )
+        return estimated(sizes, self._every, row)
+
+    def describe(self) -> schemas.Graphs:
+        """As our routes show it, once all is captured."""
+        return self.captures.describe(self.wanted, self.sizes, self._budget)
+
+    def withhold(self) -> None:
+        """Until `release`, SGLang captures no decode graphs: its own would be of the widest arm, at every size."""
+        if not self._every:
+            return
+        self._withheld = _graph_config()
+        decode = replace(self._withheld.decode, backend="disabled")
+        _override(cuda_graph_config=replace(self._withheld, decode=decode))
+        rows = max(self._every[-1], *(sizes[-1] * arm.num_draft_tokens for arm, sizes in self.sizes.items()))
+        for runner in self._runners:  # of the logits that all graphs share; SGLang reckons with its own
+            runner.max_decode_logits_rows = lambda: rows
+
+    def release(self) -> None:
+        """Graphs can be captured again."""
+        if self._every:
+            _override(cuda_graph_config=self._withheld)
+
+    def captured(self, largest: int) -> dict[Arm, int]:
+        """The largest batch size of each arm; `largest`, the server's, where nothing limits it but that."""
+        limited = len(self.wanted) > 1 and bool(self._every)
+        limited |= self._budget is not None
+        return {arm: sizes[-1] if limited else largest for arm, sizes in self.sizes.items()}
+
+    def sharing(self, kind: str, arm: Arm) -> tuple[Arm, ...]:
+        """The arms that have one pass of this kind with this one."""
+        return (arm,) if self.captures.sharing is GraphSharing.NONE else alike(kind, arm, self.wanted)
+
+    def verification(self, arm: Arm) -> Pass:
+        """The target's pass over as many tokens as the arm verifies."""
+        from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+        with self._settings(VERIFICATION, arm), self._capturing(VERIFICATION, arm, arm.num_draft_tokens) as made:
+            attention = self._trimmed(self._target._get_attention_backend())
+            plan_verification(attention, arm.num_draft_tokens, chain=is_chain(arm))
+            if self._every:
+                runner = DecodeCudaGraphRunner(
+                    self._target,
+                    attn_backend=attention,
+                    speculative_num_steps=arm.num_steps,
+                    speculative_num_draft_tokens=arm.num_draft_tokens,
+                )
+                made.append(runner)
+        return Pass(attention, *made or [None])
+
+    def drafting(self, arm: Arm) -> Pass:
+        """The drafter's passes of one step, all in one graph; the drafter is set up for the arm. None for one step."""
+        from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
+
+        draft = self._draft
+        with (
+            self._settings(DRAFTING, arm),
+            draft_context(draft),
+            self._capturing(DRAFTING, arm, arm.topk) as made,
+        ):
+            attention = self._trimmed(self._backends(arm).create_decode_backend())
+            draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = attention
+            plan_drafts(attention)
+            if attention is not None and self._every:
+                made.append(EAGLEDraftCudaGraphRunner(draft))
+        return Pass(attention, *made or [None])
+
+    def draft_extend(self, arm: Arm) -> Pass:
+        """The drafter's pass over what can have been accepted, a path through the tree."""
+        from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
+
+        draft, rows = self._draft, arm.path
+        with (
+            self._settings(DRAFT_EXTEND, arm, verified=rows),
+            draft_context(draft),
+            self._capturing(DRAFT_EXTEND, arm, rows) as made,
+        ):
+            attention = self._trimmed(self._backends(arm).create_draft_extend_backend())
+            plan_extends(attention, rows)
+            if self._every and _can_extend_in_graph(attention):
+                made.append(EAGLEDraftExtendCudaGraphRunner(draft, draft_extend_attn_backend=attention))
+        return Pass(attention, *made or [None])
+
+    def _backends(self, arm: Arm) -> Any:
+        from sglang.srt.speculative.draft_utils import DraftBackendFactory
+
+        return DraftBackendFactory(self._draft.server_args, self._draft.draft_runner, arm.topk, arm.num_steps)
+
+    def _trimmed(self, attention: Any) -> Any:
+        if self.captures.sharing is GraphSharing.POOL:
+            trim(attention)
+        return attention
+
+    def _capturing(self, kind: str, arm: Arm, width: int) -> AbstractContextManager[list[Any]]:
+        return self.captures.capturing(kind, self.sharing(kind, arm), width)
+
+    @contextmanager
+    def _settings(self, kind: str, arm: Arm, verified: int | None = None) -> Iterator[None]:
+        """Within, SGLang's settings are those of a server with this arm alone.
+
+        Graphs are of the sizes of that arm, of those that share the pass, that has most.
+        """
+        from sglang.srt.runtime_context import get_spec
+
+        sizes = max((self.sizes.get(each, ()) for each in self.sharing(kind, arm)), key=len)
+        values = {
+            "speculative_num_steps": arm.num_steps,
+            "speculative_eagle_topk": arm.topk,
+            "speculative_num_draft_tokens": verified or arm.num_draft_tokens,
+        }
+        before = [runner.server_args for runner in self._runners]
+        bag = {name: getattr(get_spec(), name) for name in values}
+        _override(**values)
+        for runner in self._runners:
+            runner.server_args = _changed(runner.server_args, values, sizes)
+        try:
+            yield
+        finally:
+            _override(**bag)
+            for runner, server_args in zip(self._runners, before, strict=True):
+                runner.server_args = server_args
+
+
+def _changed(server_args: Any, values: Mapping[str, int], sizes: Sequence[int]) -> Any:
+    """A copy of `ServerArgs`, which lets nobody assign its fields."""
+    changed = copy(server_args)
+    graphs = {}
+    if sizes:
+        config = server_args.cuda_graph_config
+        decode = replace(config.decode, bs=list(sizes), max_bs=sizes[-1])
+        graphs = {"cuda_graph_config": replace(config, decode=decode)}
+    for name, value in {**values, **graphs}.items():
+        object.__setattr__(changed, name, value)
+    return changed
+
+
+def _override(**values: Any) -> None:
+    from sglang.srt.runtime_context import get_context
+
+    get_context().override("tlt-server", **values)
+
+
+def _graph_config() -> Any:
+    from sglang.srt.runtime_context import get_exec
+
+    return get_exec().graph.cuda_graph_config
+
+
+def _captured_sizes(target: Any) -> Sequence[int]:
+    """Batch sizes that SGLang would capture decode graphs at, ascending; empty where it captures none."""
+    from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
+
+    config = _graph_config()
+    if target.device != "cuda" or config is None or config.decode.backend == "disabled":
+        return ()
+    sizes: Sequence[int] = get_batch_sizes_to_capture(target)[0]
+    return sizes
+
+
+def _can_extend_in_graph(attention: Any) -> bool:
+    """Whether SGLang captures draft-extend with this backend, of those that our verification is tested with."""
+    return any(each.__name__ in ("FlashInferAttnBackend", "TritonAttnBackend") for each in type(attention).__mro__)
+
+
+@contextmanager
+def draft_context(draft: Any) -> Iterator[None]:
+    """What SGLang wraps around all that its draft worker initialises."""
+    from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+
+    runner = draft.draft_runner
+    moe, moe_a2a = speculative_moe_backend_context(), speculative_moe_a2a_backend_context()
+    with draft.draft_tp_context(runner.tp_group), moe, moe_a2a:
+        yield

@@ -1,0 +1,1 @@
+"""Tensors read and held against a schema before anything that serves is touched."""

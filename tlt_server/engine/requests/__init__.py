@@ -1,0 +1,1 @@
+"""Requests inside a scheduler: checked when they come, and answered when they are aborted, held or fail."""

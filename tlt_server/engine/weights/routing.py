@@ -1,0 +1,265 @@
+"""Which weights an update touches, and what becomes of it: upstream's four routes, each all or nothing.
+
+Upstream loads a target into an external drafter too (disk, IPC, tensor), ends the server where a tensor does not fit
+or where it should flush its cache while a request is running, and remembers a path that it failed to load.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from sglang.srt.managers.io_struct import (
+    CheckWeightsReqOutput,
+    DestroyWeightsUpdateGroupReqOutput,
+    GetWeightsByNameReqOutput,
+    InitWeightsUpdateGroupReqOutput,
+    ReleaseMemoryOccupationReqOutput,
+    ResumeMemoryOccupationReqOutput,
+    UpdateWeightFromDiskReqOutput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromDistributedReqOutput,
+    UpdateWeightsFromIPCReqOutput,
+    UpdateWeightsFromTensorReqOutput,
+)
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
+
+from tlt_server.engine.loading.schema import start_schema
+from tlt_server.engine.ranks import lowest
+from tlt_server.engine.requests.held import flush_under_load
+from tlt_server.engine.weights.admission import Admission, TargetFit, Update, direct_misfit
+from tlt_server.engine.weights.checking import check_weights
+from tlt_server.engine.weights.groups import join
+from tlt_server.engine.weights.memory import Lending
+from tlt_server.engine.weights.publications import incomplete, no_gaps, require_whole
+from tlt_server.engine.weights.state import state_of
+from tlt_server.errors import UpdateRefused
+from tlt_server.metrics import count_target_update
+
+logger = logging.getLogger(__name__)
+
+Outcome = tuple[bool, str]
+Load = Callable[[Any], Outcome]
+
+
+class WeightRouter(SchedulerWeightUpdaterManager):
+    """Upstream's weight updater, in each scheduler process; the scheduler calls its methods between two steps.
+
+    An exception in one of them would end the server, so each answers `success=False` and the reason instead.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        runner = self.tp_worker.model_runner
+        fits = runner.model_config.quantization is None
+        fit = TargetFit(runner.model, start_schema(runner)) if fits else None
+        self._admission = Admission(runner.model, fit, self.tp_cpu_group)
+        self._session_selector: str | None = None
+        self.state = state_of(self.scheduler, fit.gaps if fit else no_gaps)
+        self.memory = Lending(
+            self,
+            getattr(self.draft_worker, "weights", None),
+            self.state.events,
+            super().release_memory_occupation,
+            super().resume_memory_occupation,
+        )
+
+    def begin(self, selector: str | None, *, allow_partial: bool = False) -> None:
+        """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
+        _check_selector(selector)
+        self.state.publications.begin(allow_partial=allow_partial)
+        self._session_selector = selector
+
+    def end(self) -> None:
+        """Closes the session.
+
+        Raises:
+            TargetIncomplete: its publication has ended, and lacks something.
+        """
+        missing = self.state.publications.end()
+        self._session_selector = None
+        require_whole(missing)
+
+    # -- upstream's routes --
+
+    def update_weights_from_disk(self, recv_req: Any) -> UpdateWeightFromDiskReqOutput:
+        if self.state.drafter is not None:  # SGLang would capture the widest arm anew; graphs read weights in place
+            recv_req.recapture_cuda_graph = False
+        success, message = self._update("disk", recv_req, self.tp_worker.update_weights_from_disk)
+        return UpdateWeightFromDiskReqOutput(success=success, message=message, num_paused_requests=0)
+
+    def update_weights_from_tensor(self, recv_req: Any) -> UpdateWeightsFromTensorReqOutput:
+        success, message = self._update("tensor", recv_req, self._load_tensors)
+        return UpdateWeightsFromTensorReqOutput(success=success, message=message)
+
+    def update_weights_from_distributed(self, recv_req: Any) -> UpdateWeightsFromDistributedReqOutput:
+        success, message = self._update("distributed", recv_req, self.tp_worker.update_weights_from_distributed)
+        return UpdateWeightsFromDistributedReqOutput(success=success, message=message)
+
+    def update_weights_from_ipc(self, recv_req: Any) -> UpdateWeightsFromIPCReqOutput:
+        success, message = self._update("ipc", recv_req, self.tp_worker.update_weights_from_ipc)
+        return UpdateWeightsFromIPCReqOutput(success=success, message=message)
+
+    def init_weights_update_group(self, recv_req: Any) -> InitWeightsUpdateGroupReqOutput:
+        success, message = _answered(self._join, recv_req)
+        return InitWeightsUpdateGroupReqOutput(success=success, message=message)
+
+    def destroy_weights_update_group(self, recv_req: Any) -> DestroyWeightsUpdateGroupReqOutput:
+        success, message = _answered(self.tp_worker.destroy_weights_update_group, recv_req)
+        return DestroyWeightsUpdateGroupReqOutput(success=success, message=message)
+
+    def release_memory_occupation(self, recv_req: Any) -> ReleaseMemoryOccupationReqOutput:
+        """For who holds SGLang's engine in process: this answer has no room for a reason, unlike that of our route."""
+        success, message = _answered(self._lend, recv_req)
+        if not success:
+            logger.error("no memory is released: %s", message)
+        return ReleaseMemoryOccupationReqOutput()
+
+    def resume_memory_occupation(self, recv_req: Any) -> ResumeMemoryOccupationReqOutput:
+        success, message = _answered(self._take_back, recv_req)
+        if not success:
+            logger.error("no memory is taken back: %s", message)
+        return ResumeMemoryOccupationReqOutput()
+
+    def get_weights_by_name(self, recv_req: Any) -> GetWeightsByNameReqOutput:
+        """None of what is released: reading it would end the server."""
+        if not self.memory.has_weights:
+            return GetWeightsByNameReqOutput(parameter=None)
+        return super().get_weights_by_name(recv_req)
+
+    def _join(self, recv_req: Any) -> Outcome:
+        join(self.tp_worker.model_runner.weight_updater, recv_req)
+        return True, "Succeeded to initialize custom process group."
+
+    def _lend(self, recv_req: Any) -> Outcome:
+        self.memory.lend(recv_req.tags)
+        return True, ""
+
+    def _take_back(self, recv_req: Any) -> Outcome:
+        self.memory.take_back(recv_req.tags)
+        return True, ""
+
+    def check_weights(self, recv_req: Any) -> CheckWeightsReqOutput:
+        try:
+            self.memory.require_weights()
+            return check_weights(self, recv_req)
+        except UpdateRefused as refused:
+            return CheckWeightsReqOutput(success=False, message=str(refused))
+
+    def reset(self) -> None:
+        """What is in force is about to be no target any more."""
+        self._await_running_step()
+        self.state.target_era += 1
+        self.state.publications.reset()
+
+    # -- one update --
+
+    def _update(self, route: str, recv_req: Any, load: Load) -> Outcome:
+        """Makes one update on all ranks, or on none."""
+        config = self.tp_worker.model_runner.model_config
+        path = config.model_path
+        whole = route == "disk" and not self.state.publications.may_be_partial
+        with self._observe_weight_load(route), self._admission.update(whole=whole) as update:
+            self._await_running_step()
+            success, message = self._attempt(update, recv_req, load)
+            self._note(recv_req.weight_version, update, success=success)
+            if not success:
+                config.model_path = path
+            elif recv_req.flush_cache:
+                flushed, said = _answered(self._flush, recv_req)
+                success = flushed
+                message = f"{message} {said}".strip() if flushed else f"Written, but the cache is not flushed: {said}"
+            if not success:
+                logger.error("weight update by %s: %s", route, message)
+        if self.tp_worker.ps.tp_rank == 0:
+            count_target_update(route, success)
+        return success, message
+
+    def _attempt(self, update: Update, recv_req: Any, load: Load) -> Outcome:
+        """Loads, and agrees with the other ranks on what became of it."""
+        success, message = _answered(self._to_target(update, load), recv_req)
+        try:
+            if update.refusal is None:
+                update.vote(None if success else message)
+                return success, message
+        except UpdateRefused as refused:
+            logger.debug("refused after loading: %s", refused)
+        if update.wrote:
+            return False, f"{update.refusal}. Some weights were written before it failed: send the whole update again"
+        return False, f"{update.refusal}. No weight was changed"
+
+    def _to_target(self, update: Update, load: Load) -> Load:
+        """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
+        send that know of neither, with or without `disable_draft_model`."""
+
+        def load_selected(recv_req: Any) -> Outcome:
+            try:
+                self.memory.require_weights()
+                _check_selector(recv_req.selector or self._session_selector)
+            except UpdateRefused as refused:
+                if not isinstance(recv_req, UpdateWeightsFromDistributedReqInput):
+                    raise
+                update.objection = str(refused)
+            return load(recv_req)
+
+        return load_selected
+
+    def _note(self, weight_version: str | None, update: Update, *, success: bool) -> None:
+        if not success and lowest(self.tp_cpu_group, not update.wrote):
+            self.state.publications.refused(weight_version)
+            return
+        self.state.target_era += 1
+        past_us = success and not update.wrote  # a loader of the user's own, which need not call the model's
+        names = None if past_us else update.names
+        self.state.publications.wrote(weight_version, names, torn=not success)
+
+    def _flush(self, recv_req: Any) -> Outcome:
+        missing = self.state.publications.flushed()
+        flush_under_load(self.scheduler, empty_cache=recv_req.torch_empty_cache)
+        return True, f"But {incomplete(missing)}." if missing else ""
+
+    def _load_tensors(self, recv_req: Any) -> Outcome:
+        """As upstream's worker does, with the tensors in hand before the first is written."""
+        tensors = self.tp_worker._deserialize_own_rank(recv_req.serialized_named_tensors)
+        runner = self.tp_worker.model_runner
+        if recv_req.load_format == "direct":
+            whole = [(name, _unwrapped(tensor, self.tp_worker.ps.tp_rank)) for name, tensor in tensors]
+            tensors = self._admission.admit(whole, direct_misfit(runner.model))
+        direct = self._admission.writing() if recv_req.load_format == "direct" else nullcontext()
+        with direct:
+            outcome: Outcome = runner.weight_updater.update_weights_from_tensor(
+                named_tensors=tensors, load_format=recv_req.load_format
+            )
+        return outcome
+
+    def _await_running_step(self) -> None:
+        """Orders what follows behind the step that may still be running on the GPU.
+
+        Upstream orders the scheduler's stream behind that step's reads of the batch only, which end before its graph is
+        replayed: weights written now would race with it.
+        """
+        if self.scheduler.enable_overlap:
+            self.scheduler.schedule_stream.wait_stream(self.scheduler.forward_stream)
+
+
+def _check_selector(selector: str | None) -> None:
+    if selector == "draft":
+        raise UpdateRefused("selector draft: the drafter is updated by POST /tlt/v1/drafter/update")
+    if selector not in (None, "target", "all"):
+        raise UpdateRefused(f"selector {selector!r}: must be target, draft or all")
+
+
+def _unwrapped(tensor: Any, rank: int) -> Any:
+    return tensor.get(rank) if isinstance(tensor, LocalSerializedTensor) else tensor
+
+
+def _answered(make: Load, recv_req: Any) -> Outcome:
+    """What `make` answers, or why it failed: the edge beyond which an exception ends the server."""
+    try:
+        return make(recv_req)
+    except UpdateRefused as refused:
+        return False, str(refused)
+    except Exception as error:
+        logger.exception("a weight update failed")
+        return False, f"{type(error).__name__}: {error}"

@@ -1,0 +1,253 @@
+"""The drafter's weights, three times: live, staged, previous. A swap copies between them and into nothing else.
+
+The live tensors keep their storages, so CUDA graphs that were captured over them stay valid. What the drafter shares
+with the target (the embedding, for EAGLE the head too) is no part of any of the three: it cannot be written here.
+"""
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tlt_server import files
+from tlt_server.drafter.header import MOST_HEADER
+from tlt_server.engine.loading.schema import Schema, Spec, not_finite, start_schema
+from tlt_server.engine.loading.shadow import shadow_of
+from tlt_server.engine.loading.tensorfile import Buffer, TensorFile
+from tlt_server.engine.loading.upload import Upload
+from tlt_server.errors import UpdateRefused, listed
+
+Tensors = Mapping[str, torch.Tensor]
+
+# What a drafter's tensors do not show by their shapes.
+ARCHITECTURE = (
+    "architectures",
+    "draft_vocab_size",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_theta",
+    "vocab_size",
+)
+
+
+class Staged(NamedTuple):
+    """What was read from a file.
+
+    sha256: of the file, in hexadecimal.
+    """
+
+    sha256: str
+
+
+class DrafterWeights:
+    """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target.
+
+    One thread at a time may call `stage`; `flip` and `flip_back` belong between two steps.
+    """
+
+    def __init__(self, draft_worker: Any) -> None:
+        runner = draft_worker.draft_runner
+        target = draft_worker.target_worker.model_runner.model
+        shared = {id(parameter) for parameter in target.parameters()}
+        self._config = _raw_config(runner.model_config)
+        self._target_vocab = int(draft_worker.target_worker.model_runner.model_config.vocab_size)
+        self._quantized = runner.model_config.quantization is not None
+        self._schema = start_schema(runner)
+        self._left_out = _names_of_shared(runner.model, shared)
+        others = sum(parameter.numel() for parameter in runner.model.parameters() if id(parameter) in shared)
+        self._most = _most_bytes(self._schema or {}, others + self._target_vocab)  # t2d has a byte for each token
+        self._hot: torch.Tensor | None = draft_worker.hot_token_id
+        with _lent_with_weights(runner):
+            # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
+            self._shadow = shadow_of(
+                runner.model, lambda p: torch.empty_like(p, device="meta") if id(p) in shared else p.data.clone()
+            )
+            owned = [(p.data, s.data) for p, s in _pairs(runner.model, self._shadow) if not s.is_meta]
+            self._live, self._staged = [live for live, _ in owned], [staged for _, staged in owned]
+            others = [*_persistent_buffers(runner.model), *([] if self._hot is None else [self._hot])]
+            self._live += others
+            self._staged += [other.clone() for other in others]
+            self._previous = [torch.empty_like(live) for live in self._live]
+        device = self._live[0].device
+        self._upload = Upload(device)
+        self._buffer = Buffer(_file_size(self._schema or {}), pinned=device.type == "cuda")
+        self._at_hand = threading.Lock()
+
+    # -- off the hot path --
+
+    @torch.no_grad()
+    def stage(self, path: Path, sha256: str | None) -> Staged:
+        """Reads, checks and loads a drafter beside the live one.
+
+        Args:
+            path: a safetensors file, or a folder that holds one.
+            sha256: what the file's must be, in hexadecimal.
+
+        Raises:
+            UpdateRefused: it is not a drafter for this server; the message says why.
+        """
+        file = TensorFile(self._file(path), self._buffer, self._most)
+        tensors = file.tensors()
+        self._check(tensors)
+        with self._at_hand, self._upload.aside():
+            for name, tensor in tensors.items():
+                if not self._is_left_out(name):
+                    self._shadow.load_weights([(name, self._upload(tensor))])
+            if self._hot is not None:
+                self._staged[-1].copy_(self._token_map())
+            self._check_finite()
+        found = file.sha256()
+        if sha256 is not None and found != sha256.lower():
+            raise UpdateRefused(f"{path}: its sha256 is {found}, not {sha256.lower()}")
+        return Staged(found)
+
+    def hold_staging(self) -> None:
+        """Before the weights' memory is lent: waits for what is being staged. What is to be staged waits for
+        `let_stage`."""
+        self._at_hand.acquire()
+
+    def let_stage(self) -> None:
+        """The memory is back."""
+        self._at_hand.release()
+
+    def _file(self, path: Path) -> Path:
+        if not path.is_dir():
+            return path
+        self._check_config(path / "config.json")
+        found = sorted(path.glob("*.safetensors"))
+        if len(found) != 1:
+            raise UpdateRefused(f"{path}: it holds {len(found)} safetensors files, a drafter is one")
+        return found[0]
+
+    def _check_config(self, path: Path) -> None:
+        try:
+            config = json.loads(files.read(path))
+        except FileNotFoundError:
+            return  # then the names and shapes speak for it
+        except OSError as error:
+            raise UpdateRefused(f"{path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise UpdateRefused(f"{path}: not JSON ({error})") from error
+        if not isinstance(config, dict):
+            raise UpdateRefused(f"{path}: not a JSON object")
+        for key in ARCHITECTURE:
+            ours, theirs = self._config.get(key), config.get(key)
+            if None not in (ours, theirs) and ours != theirs:
+                raise UpdateRefused(f"{path}: {key} is {theirs}, the drafter's is {ours}")
+
+    def _check(self, tensors: Tensors) -> None:
+        if self._quantized:
+            raise UpdateRefused("the drafter is quantized: what it holds in memory is not what a checkpoint holds")
+        if self._schema is None:
+            raise UpdateRefused(
+                "the drafter was not loaded from a checkpoint, so there is nothing to check this against"
+            )
+        wrong = [f"{name} is missing" for name in self._required(self._schema) if name not in tensors]
+        for name, tensor in tensors.items():
+            expected = self._schema.get(name)
+            if expected is None and not self._is_left_out(name):
+                wrong.append(f"{name} is not a tensor of this drafter")
+            elif expected is not None and (why := expected.misfit(Spec.of(tensor))):
+                wrong.append(f"{name}: {why}")
+        if wrong:
+            raise UpdateRefused(listed(wrong, between="; "))
+
+    def _required(self, schema: Schema) -> list[str]:
+        return [name for name in schema if not self._is_left_out(name)]
+
+    def _is_left_out(self, name: str) -> bool:
+        """Names of what is shared with the target, whose values are not the drafter's, and of EAGLE-3's t2d, which
+        only its training needs."""
+        return name == "t2d" or name.removeprefix("model.") in self._left_out
+
+    def _token_map(self) -> torch.Tensor:
+        """The target's token for each of the drafter's: [draft vocab] int64."""
+        tokens: torch.Tensor = self._shadow.hot_token_id
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._target_vocab:
+            raise UpdateRefused(f"d2t leads outside of the target's vocabulary, 0 to {self._target_vocab - 1}")
+        return tokens
+
+    def _check_finite(self) -> None:
+        """After the cast to the drafter's dtype."""
+        if wrong := not_finite((name, p) for name, p in self._shadow.named_parameters() if not p.is_meta):
+            raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
+
+    # -- between two steps --
+
+    @torch.no_grad()
+    def flip(self, *, remember: bool) -> None:
+        """Puts the staged weights in force; those that were become the previous ones if they are to be remembered."""
+        if remember:
+            torch._foreach_copy_(self._previous, self._live)
+        torch._foreach_copy_(self._live, self._staged)
+
+    @torch.no_grad()
+    def flip_back(self) -> None:
+        """Puts the previous weights in force."""
+        torch._foreach_copy_(self._live, self._previous)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Puts random values in force, as upstream's check of weights does; not in the map of tokens."""
+        for live in self._live:
+            if live.is_floating_point():
+                live.uniform_()
+
+
+def _lent_with_weights(runner: Any) -> AbstractContextManager[Any]:
+    """GPU memory taken inside is released and comes back with the weights', as it was (engine/memory.py)."""
+    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+
+    region: AbstractContextManager[Any] = runner.memory_saver_adapter.region(
+        GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True
+    )
+    return region
+
+
+def _raw_config(model_config: Any) -> Mapping[str, Any]:
+    """A model's config.json as it was written: SGLang and transformers rewrite what they load."""
+    from transformers import PretrainedConfig
+
+    config: Mapping[str, Any]
+    config, _ = PretrainedConfig.get_config_dict(model_config.model_path, revision=model_config.revision)
+    return config
+
+
+def _file_size(schema: Schema) -> int:
+    """About how many bytes a file of these tensors has."""
+    size: int = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in schema.values())
+    return size + (1 << 20)
+
+
+def _most_bytes(schema: Schema, others: int) -> int:
+    """That a file of these tensors may have, and of so many numbers which are not the drafter's: in float64."""
+    return 8 * (sum(math.prod(spec.shape) for spec in schema.values()) + others) + MOST_HEADER
+
+
+def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:
+    return list(zip(model.parameters(), shadow.parameters(), strict=True))
+
+
+def _persistent_buffers(model: Any) -> list[torch.Tensor]:
+    """Those that are state as parameters are: what is not in a file, an update puts back as it was at start."""
+    return [
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+
+
+def _names_of_shared(model: Any, shared: set[int]) -> set[str]:
+    """The names, without `model.`, of the parameters that are the target's."""
+    return {name.removeprefix("model.") for name, parameter in model.named_parameters() if id(parameter) in shared}

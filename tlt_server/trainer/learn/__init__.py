@@ -1,0 +1,1 @@
+"""Training steps: networks, losses, packs, and their spread over processes."""

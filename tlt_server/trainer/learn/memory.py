@@ -1,0 +1,42 @@
+"""A GPU's memory within a budget, where a trainer shares it with a server."""
+
+import torch
+
+from tlt_server.errors import ConfigError
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.network import Network
+
+LEARNT, JUDGED = 20, 8
+"""Bytes of a weight: it, its average, its gradient and two moments; those of two drafters that it is compared with."""
+
+
+def needed(network: Network, frozen: Frozen) -> int:
+    """Bytes that a leader holds before its first step, whose own use of memory grows with its entries."""
+    weights = sum(int(weight.numel()) for weight in network.parameters())
+    return weights * (LEARNT + JUDGED) + sum(int(each.nbytes) for each in (frozen.embedding, frozen.head))
+
+
+def limit(gigabytes: float | None, device: torch.device, least: int = 0) -> None:
+    """Lets torch take so much of the GPU, and no more; what CUDA and NCCL take for themselves is beside it.
+
+    Args:
+        least: bytes that will be needed for sure.
+
+    Raises:
+        ConfigError: there is no GPU, or not so much free on it, or it does not suffice.
+    """
+    if gigabytes is None:
+        return
+    if device.type != "cuda":
+        raise ConfigError(f"memory_gb {gigabytes}: is of a GPU, but device is {device}. Leave one of them out")
+    free, total = torch.cuda.mem_get_info(device)
+    if least > gigabytes * 1e9:
+        raise ConfigError(
+            f"memory_gb {gigabytes}: drafter, moments, embedding and head take {least / 1e9:.1f}. Raise it"
+        )
+    if gigabytes * 1e9 > free:
+        raise ConfigError(
+            f"memory_gb {gigabytes}: of {total / 1e9:.1f} GB on {device} {free / 1e9:.1f} are free. Lower it, or leave "
+            "more free: a server takes less by a lower --mem-fraction-static"
+        )
+    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, device)

@@ -1,0 +1,196 @@
+"""EAGLE and EAGLE-3 drafters to train, under the names and by the arithmetic with which SGLang 0.5.17 serves them.
+
+EAGLE (arXiv 2401.15077) is one of the target's layers without its first norm, over the embedding and the target's final
+hidden state. EAGLE-3 (arXiv 2503.01840) reads what three of the target's layers put out, with norms of its own, and may
+have a head of its own over a part of the vocabulary. The embedding, and a head that is not its own, are the target's.
+
+    SGLang's class            for                  biases
+    LlamaForCausalLMEagle     Llama (and Qwen3)    query, key, value and output, if the config says `attention_bias`
+    Qwen2ForCausalLMEagle     Qwen2                query, key and value
+    LlamaForCausalLMEagle3    all                  output, if the config says `attention_bias`
+
+None has Qwen3's norms of query and key. Shapes below: N rows, H hidden size, D head_dim.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tlt_server.errors import ConfigError
+from tlt_server.trainer.learn.rope import Rope, rotate
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over rows of `width`; what a row sees is the caller's `attend`."""
+
+    def __init__(self, config: Mapping[str, Any], width: int, *, bias: bool, out_bias: bool) -> None:
+        super().__init__()
+        heads, self.head_dim = config["num_attention_heads"], head_dim(config)
+        shared = (config.get("num_key_value_heads") or heads) * self.head_dim
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, shared, bias=bias)
+        self.v_proj = nn.Linear(width, shared, bias=bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, config["hidden_size"], bias=out_bias)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = attend(rotate(query, rotation), rotate(key, rotation), value)
+        return self.o_proj(mixed.transpose(0, 1).flatten(1))
+
+
+class Mlp(nn.Module):
+    """Gated SiLU."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """Width of an attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def norm(config: Mapping[str, Any]) -> nn.RMSNorm:
+    """Over a hidden state."""
+    return nn.RMSNorm(config["hidden_size"], eps=config["rms_norm_eps"])
+
+
+class EagleLayer(nn.Module):
+    """A target's layer without its first norm."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        if config["architectures"][0] == "Qwen2ForCausalLMEagle":
+            bias, out_bias = True, False
+        else:
+            bias = out_bias = bool(config.get("attention_bias"))
+        self.self_attn = Attention(config, config["hidden_size"], bias=bias, out_bias=out_bias)
+        self.post_attention_layernorm = norm(config)
+        self.mlp = Mlp(config)
+
+
+class Eagle(nn.Module):
+    """EAGLE. Its state is what the head reads, and stands in for the target's final hidden state."""
+
+    own_head = None
+    draft_tokens: Tensor | None = None
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.rope = Rope(config, head_dim(config))
+        self.fc = nn.Linear(2 * config["hidden_size"], config["hidden_size"])
+        self.layers = nn.ModuleList([EagleLayer(config)])
+
+    def mix(self, states: Tensor) -> Tensor:
+        """The target's states [N, H] as the first step reads them."""
+        return states
+
+    def step(self, embeds: Tensor, state: Tensor, rotation: Rotation, attend: Attend) -> tuple[Tensor, Tensor]:
+        """embeds and state [N, H] -> what the head reads, and the state that the next step reads; here the same."""
+        layer = self.layers[0]
+        x = self.fc(torch.cat((embeds, state), dim=-1))
+        x = x + layer.self_attn(x, rotation, attend)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return x, x
+
+
+class Eagle3Layer(nn.Module):
+    """Attention over embedding and state side by side, each with a norm of its own."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.input_layernorm = norm(config)
+        self.hidden_norm = norm(config)
+        self.self_attn = Attention(
+            config, 2 * config["hidden_size"], bias=False, out_bias=bool(config.get("attention_bias"))
+        )
+        self.post_attention_layernorm = norm(config)
+        self.mlp = Mlp(config)
+
+
+class Eagle3(nn.Module):
+    """EAGLE-3. With `draft_vocab_size` in its config it has a head of its own, over the tokens `draft_tokens`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        hidden = config["hidden_size"]
+        layers = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or (0, 1, 2)
+        self.rope = Rope(config, head_dim(config))
+        self.fc = nn.Linear(len(layers) * config.get("target_hidden_size", hidden), hidden, bias=False)
+        self.layers = nn.ModuleList([Eagle3Layer(config)])
+        self.norm = norm(config)
+        reduced = config.get("draft_vocab_size")
+        self.lm_head = nn.Linear(hidden, reduced, bias=False) if reduced else None
+        # the checkpoint's: each draft token's id in the target, less its own; and which of the target's are drafted
+        self.register_buffer("d2t", torch.zeros(reduced, dtype=torch.int64) if reduced else None)
+        self.register_buffer("t2d", torch.zeros(config["vocab_size"], dtype=torch.bool) if reduced else None)
+
+    @property
+    def own_head(self) -> Tensor | None:
+        """[V', H], or None where it is the target's."""
+        return None if self.lm_head is None else self.lm_head.weight
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        """[V'] int64, ids of the tokens that the head is over; None for all."""
+        return None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def mix(self, states: Tensor) -> Tensor:
+        """What three of the target's layers put out, side by side [N, 3 H], as the first step reads it."""
+        mixed: Tensor = self.fc(states)
+        return mixed
+
+    def step(self, embeds: Tensor, state: Tensor, rotation: Rotation, attend: Attend) -> tuple[Tensor, Tensor]:
+        """As `Eagle.step`; the head reads the state after a norm, the next step before it."""
+        layer = self.layers[0]
+        x = torch.cat((layer.input_layernorm(embeds), layer.hidden_norm(state)), dim=-1)
+        x = state + layer.self_attn(x, rotation, attend)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x), x
+
+
+Network: TypeAlias = Eagle | Eagle3
+
+NETWORKS: Mapping[str, type[Eagle] | type[Eagle3]] = {
+    "LlamaForCausalLMEagle": Eagle,
+    "Qwen2ForCausalLMEagle": Eagle,
+    "LlamaForCausalLMEagle3": Eagle3,
+}
+
+# What SGLang's classes know and these networks do not: each changes what is computed.
+_UNKNOWN = ("bias", "fc_norm", "use_aux_norm", "norm_before_fc", "norm_output", "mlp_bias")
+
+
+def network(config: Mapping[str, Any]) -> Network:
+    """The network of a drafter's config.json, its weights not yet set.
+
+    Raises:
+        ConfigError: not a drafter that can be trained.
+    """
+    architecture = (config.get("architectures") or ["none"])[0]
+    if architecture not in NETWORKS:
+        raise ConfigError(f"architecture {architecture}: no drafter that can be trained; {', '.join(NETWORKS)} can")
+    if (layers := config.get("num_hidden_layers")) != 1:
+        raise ConfigError(f"num_hidden_layers {layers}: a drafter that can be trained has 1")
+    if (activation := config.get("hidden_act")) != "silu":
+        raise ConfigError(f"hidden_act {activation}: a drafter that can be trained has silu")
+    options = {**config, **(config.get("eagle_config") or {})}
+    if unknown := [name for name in _UNKNOWN if options.get(name)]:
+        raise ConfigError(f"{unknown[0]} {options[unknown[0]]}: not supported in a drafter to train; remove it")
+    return NETWORKS[architecture](config)

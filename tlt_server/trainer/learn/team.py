@@ -1,0 +1,234 @@
+"""A training step spread over processes, one a GPU: rank 0 leads, the others help (helper.py). `torchrun` starts them.
+
+    rank 0 ── order, weights, packs ──▶ helper ── gradients, loss ──▶ rank 0: their sum, clipped, one step of AdamW
+
+Only the leader has sockets, features, an optimiser and checkpoints. A helper keeps nothing that a later step needs: so
+it may be left out of any step and be back in another, as spot training has it, and a checkpoint is the same whatever
+the number of processes was. Gradients in and weights out are the bytes of an all-reduce, in its two halves, but all of
+them by way of one GPU: right for the few GPUs of a machine. To shard weights and moments too, as FSDP2 does, would
+spare memory where it is not short, for a drafter is one layer, and would tie every step to every rank.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Self
+
+import msgspec
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from torch import Tensor
+
+from tlt_server.errors import RankLost
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.network import Network
+from tlt_server.trainer.learn.packing import Pack
+
+TENSORS = tuple(field.name for field in fields(Pack) if field.name != "bounds")
+
+
+class Layout(Struct, frozen=True):
+    """Of a tensor that is sent."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+    def empty(self, device: torch.device) -> Tensor:
+        """A tensor to receive into."""
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
+
+
+class PackLayout(Struct, frozen=True):
+    """Of a pack that is sent; tensors: in the order of `TENSORS`."""
+
+    tensors: tuple[Layout, ...]
+    bounds: tuple[tuple[int, int], ...]
+
+
+class Join(Struct, frozen=True, tag=True):
+    """Leader -> helper, first of all. config: of the drafter."""
+
+    config: dict[str, Any]
+
+
+class Learn(Struct, frozen=True, tag=True):
+    """Leader -> helper, followed by the weights, by embedding and head where they are others, and by the packs.
+
+    The helper answers with the loss of its packs, and the gradients. chains: of the whole step. version: of the target.
+    frozen: what follows of it; empty where the helper has it.
+    """
+
+    chains: int
+    version: int
+    frozen: tuple[Layout, ...]
+    packs: tuple[PackLayout, ...]
+
+
+class Free(Struct, frozen=True, tag=True):
+    """Leader -> helper: the GPU is needed; hold nothing there. The helper answers when it does not."""
+
+
+class End(Struct, frozen=True, tag=True):
+    """Leader -> helper: training is over."""
+
+
+Order = Join | Learn | Free | End
+
+
+class Line:
+    """To one other rank; what one side sends, the other one receives, in the same order.
+
+    Args:
+        rank: the other one.
+        device: whose tensors are sent.
+        orders: a process group on the CPU, that may be silent for as long as there is nothing to learn.
+    """
+
+    def __init__(self, rank: int, device: torch.device, orders: Any) -> None:
+        self._rank, self.device, self._orders = rank, device, orders
+
+    def tell(self, order: Order) -> None:
+        """Raises:
+        RankLost: as all methods do.
+        """
+        body = torch.frombuffer(bytearray(msgspec.msgpack.encode(order)), dtype=torch.uint8)
+        with self._alive():
+            dist.send(torch.tensor([len(body)]), self._rank, self._orders)
+            dist.send(body, self._rank, self._orders)
+
+    def hear(self) -> Order:
+        """Waits for an order."""
+        length = torch.zeros(1, dtype=torch.int64)
+        with self._alive():
+            dist.recv(length, self._rank, self._orders)
+            body = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(body, self._rank, self._orders)
+        order: Order = msgspec.msgpack.decode(body.numpy().data, type=Order)
+        return order
+
+    def send(self, tensors: Iterable[Tensor]) -> None:
+        with self._alive():
+            for tensor in tensors:
+                dist.send(_raw(tensor.contiguous()), self._rank)
+
+    def receive(self, tensors: Iterable[Tensor]) -> None:
+        """Into these, which are contiguous."""
+        with self._alive():
+            for tensor in tensors:
+                dist.recv(_raw(tensor), self._rank)
+
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise RankLost(f"rank {self._rank} of the trainer is gone: see its own output ({reason})") from error
+
+
+class Team:
+    """The leader's side; without helpers, a step is its own.
+
+    Args:
+        lines: to each helper, by its rank.
+        config: of the drafter.
+
+    Attributes:
+        present: ranks that take part in the next step; all of them by default.
+    """
+
+    def __init__(self, lines: Mapping[int, Line] | None = None, config: Mapping[str, Any] | None = None) -> None:
+        self._lines = dict(lines or {})
+        self.present: Sequence[int] = (0, *self._lines)
+        self._versions: dict[int, int] = {}
+        self._helping: list[Line] = []
+        for line in self._lines.values():
+            line.tell(Join(dict(config or {})))
+
+    def share(self, packs: Sequence[Pack], chains: int, network: Network, frozen: Frozen) -> Sequence[Pack]:
+        """Sends the packs of others to them; gives those of this rank.
+
+        chains: of all packs.
+
+        Raises:
+            RankLost: as `gather` and `free`.
+        """
+        helpers = [rank for rank in self.present if rank in self._lines]
+        mine, *others = spread(packs, 1 + len(helpers))
+        self._helping = []
+        for rank, share in zip(helpers, others, strict=True):
+            if share:
+                self._send(
+                    rank,
+                    Learn(chains, frozen.version, self._missing(rank, frozen), _layouts(share)),
+                    share,
+                    network,
+                    frozen,
+                )
+        return mine
+
+    def _send(self, rank: int, order: Learn, packs: Sequence[Pack], network: Network, frozen: Frozen) -> None:
+        line = self._lines[rank]
+        line.tell(order)
+        line.send(network.state_dict().values())
+        if order.frozen:
+            line.send((frozen.embedding, frozen.head))
+            self._versions[rank] = frozen.version
+        for pack in packs:
+            line.send(getattr(pack, name) for name in TENSORS)
+        self._helping.append(line)
+
+    def _missing(self, rank: int, frozen: Frozen) -> tuple[Layout, ...]:
+        if self._versions.get(rank) == frozen.version:
+            return ()
+        return Layout.of(frozen.embedding), Layout.of(frozen.head)
+
+    def gather(self, network: Network) -> Tensor:
+        """Adds the others' gradients; gives the sum of their losses."""
+        total = torch.zeros((), device=next(network.parameters()).device)
+        for line in self._helping:
+            loss = torch.zeros_like(total)
+            line.receive((loss,))
+            total += loss
+            for weight in network.parameters():
+                part = torch.empty_like(weight)
+                line.receive((part,))
+                weight.grad = part if weight.grad is None else weight.grad.add_(part)
+        return total
+
+    def free(self, rank: int) -> None:
+        """Returns when a helper holds nothing on its GPU."""
+        self._versions.pop(rank, None)
+        self._lines[rank].tell(Free())
+        self._lines[rank].hear()
+
+    def end(self) -> None:
+        """Lets the helpers end; one that is gone has."""
+        for line in self._lines.values():
+            with contextlib.suppress(RankLost):
+                line.tell(End())
+
+
+def spread(packs: Sequence[Pack], parts: int) -> list[list[Pack]]:
+    """Longest first, each to the part that has the least; the first part is the largest."""
+    shares: list[list[Pack]] = [[] for _ in range(parts)]
+    rows = [0] * parts
+    for pack in sorted(packs, key=lambda pack: -len(pack.tokens)):
+        part = rows.index(min(rows))
+        shares[part].append(pack)
+        rows[part] += len(pack.tokens)
+    return shares
+
+
+def _layouts(packs: Sequence[Pack]) -> tuple[PackLayout, ...]:
+    return tuple(PackLayout(tuple(Layout.of(getattr(pack, name)) for name in TENSORS), pack.bounds) for pack in packs)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The same memory as bytes: NCCL and gloo each lack some dtype."""
+    return tensor.detach().view(-1).view(torch.uint8)

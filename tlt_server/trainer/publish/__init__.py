@@ -1,0 +1,1 @@
+"""Drafters for others: judged, exported, and offered to servers."""

@@ -1,0 +1,58 @@
+"""Drafters for engines that know nothing of us: releases of SGLang and vLLM load the folders as they are.
+
+| drafter | SGLang | vLLM                                                                            |
+|---------|--------|---------------------------------------------------------------------------------|
+| EAGLE   | loads  | cannot: its class has no bias in `fc`, and another name in config.json          |
+| EAGLE-3 | loads  | loads, by its source: a layer that the drafter reads counts by its input there, |
+|         |        | one higher, under a key of its own. No test of ours runs it                     |
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tlt_server.errors import ConfigError
+from tlt_server.trainer import checkpoint
+from tlt_server.trainer.learn.loop import AVERAGE
+from tlt_server.trainer.learn.network import network
+from tlt_server.trainer.publish.folder import Drafter, load_drafter
+from tlt_server.trainer.publish.published import Published
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
+    """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, which no gate has
+    seen.
+
+    Args:
+        folder: the trainer's, which may be running.
+        out: the folder to make.
+
+    Returns:
+        Where the weights come from, as their file's metadata say it: target, trained_on (target version), steps and
+        tokens of training, revision of the trainer and, of one that was published, its version.
+
+    Raises:
+        ConfigError: there is none, or `out` exists.
+    """
+    drafter, provenance = _checkpointed(folder / "checkpoints") if checkpointed else _published(folder)
+    config = dict(drafter.config)
+    if layers := (config.get("eagle_config") or {}).get(LAYERS):
+        config[LAYERS] = [layer + 1 for layer in layers]  # vLLM's count; SGLang reads its own in eagle_config
+    replace(drafter, config=config).export(out, provenance)
+    return provenance
+
+
+def _published(folder: Path) -> tuple[Drafter, dict[str, str]]:
+    if (edition := Published(folder).newest()) is None:
+        raise ConfigError(f"{folder}: no drafter was published here yet. --checkpoint takes the one in training")
+    return load_drafter(edition.folder), edition.metadata()
+
+
+def _checkpointed(folder: Path) -> tuple[Drafter, dict[str, str]]:
+    if (saved := checkpoint.newest(folder)) is None:
+        raise ConfigError(f"{folder}: no checkpoint was saved here yet")
+    trained, config = network(saved.facts["config"]), saved.facts["config"]
+    tensors = {name.removeprefix(AVERAGE): each for name, each in saved.tensors.items() if name.startswith(AVERAGE)}
+    trained.load_state_dict(tensors)
+    return Drafter(trained, config), dict(saved.facts["provenance"])

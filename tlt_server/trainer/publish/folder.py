@@ -1,0 +1,96 @@
+"""Drafters as folders, and the tensors that a drafter shares with its target's checkpoint."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+
+from tlt_server import __version__, files
+from tlt_server.drafter.header import MOST_HEADER
+from tlt_server.drafter.target import read_tensor
+from tlt_server.errors import ConfigError, DiskFailed
+from tlt_server.preflight import read_config
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.network import Network, network
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A network to train, and the config.json that it came with, which its exports keep."""
+
+    network: Network
+    config: Mapping[str, Any]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All that a drafter's file holds, in the config's dtype, on the CPU."""
+        dtype = getattr(torch, self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        state = self.network.state_dict()
+        return {name: (x.to("cpu", dtype) if x.is_floating_point() else x.cpu()) for name, x in state.items()}
+
+    def export(self, out: Path, provenance: Mapping[str, str]) -> None:
+        """Writes a folder that SGLang loads as a drafter, whole or not at all.
+
+        Args:
+            out: the folder to make.
+            provenance: of the weights, into their file's metadata: target, target_version, steps and the like.
+
+        Raises:
+            ConfigError: `out` exists.
+            DiskFailed: it cannot be written.
+        """
+        if out.exists():
+            raise ConfigError(f"{out}: exists. Remove it, or name another folder")
+        try:
+            self._write(out, provenance)
+        except (OSError, SafetensorError) as error:
+            raise DiskFailed(f"drafter {out} cannot be written ({error}): make room there") from error
+
+    def _write(self, out: Path, provenance: Mapping[str, str]) -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+            whole = Path(scratch) / "whole"
+            whole.mkdir()
+            (whole / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+            metadata = {"format": "pt", "made_by": f"tlt-server {__version__}", "trained": "yes", **provenance}
+            save_file(self.weights(), whole / "model.safetensors", metadata)
+            whole.rename(out)
+
+
+def load_drafter(folder: Path) -> Drafter:
+    """A drafter's folder as SGLang would load it, in float32.
+
+    Raises:
+        ConfigError: it cannot be read, or its tensors are not what its config says.
+    """
+    config = read_config(folder)
+    try:
+        made = network(config)
+        most = 8 * sum(each.numel() for each in made.state_dict().values()) + MOST_HEADER
+        paths = sorted(folder.glob("*.safetensors"))
+        made.load_state_dict({name: each for path in paths for name, each in load(files.read(path, most)).items()})
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"drafter {folder}: {' '.join(str(error).split())}") from error
+    return Drafter(made, config)
+
+
+def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:
+    """Embedding and head of a target's folder; tied where it has no head.
+
+    Args:
+        like: of whose shapes they must be, which is asked before they are read.
+
+    Raises:
+        ConfigError: they are not there, do not fit, or are not finite.
+    """
+    embedding_like, head_like = (like.embedding, like.head) if like else (None, None)
+    embedding = read_tensor(folder, "model.embed_tokens.weight", like=embedding_like).to(dtype)
+    head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight", like=head_like).to(dtype)
+    if not all(torch.isfinite(torch.stack(torch.aminmax(each))).all() for each in (embedding, head)):
+        raise ConfigError(f"target {folder}: its embedding or head is not finite")
+    return Frozen(embedding, head, version)
