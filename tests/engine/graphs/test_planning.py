@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.engine.graphs.capture import planning
+from tlt_server.engine.graphs import planning
 
 SOURCE = Path(sglang.__file__).parent / "srt/layers/attention/flashinfer_backend.py"
 MOST = 12
