@@ -1,17 +1,9 @@
-"""Every point at which patched SGLang calls us, and all that we replace in its processes. No logic lives here.
+"""Every point at which patched SGLang calls us. No logic lives here.
 
 The patches in patches/ reach this module as `sglang.tlt`. It is None, and every seam is inert, unless the process
 belongs to a server that `tlt-server serve` started.
 
-    replaced or supplied              why
-    sys.modules["sgl_kernel"]         it has no CPU build; the CPU engine's kernels stand in for it
-    torchvision's nms and qnms        a torchvision built for CUDA does not register them beside a CPU build of torch
-    how processes are started         on a CPU as forks: importing SGLang in each is most of a start
-    attention backend "torch_native"  upstream's knows neither tree masks nor multi-step drafting
-    the scheduler's EAGLE worker      upstream's drafter stays what it was at start, and so does its arm
-    max_decode_logits_rows            of the model runners: upstream's reckons with the widest arm at every batch size
-    the scheduler's weight updater    upstream's loads a target into the drafter too, and fails by ending the server
-    load_weights of the target        upstream's takes tensors that do not fit (engine/admission.py)
+What is put into SGLang's objects otherwise, while they run, is listed in patches/OVERRIDES.md.
 """
 
 from typing import Any

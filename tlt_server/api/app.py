@@ -38,7 +38,7 @@ def add_routes(app: FastAPI) -> None:
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)
     app.add_middleware(Leaving)
-    # innermost: what decompresses bodies comes first
+    # override: innermost, where add_middleware puts outermost: what decompresses bodies comes first
     app.user_middleware += [Middleware(ControlDoor), Middleware(Gate, server=read_server)]
     app.add_middleware(Authorization, routes=app)  # added last, asked first
     app.add_exception_handler(ValueError, answer_value_error)

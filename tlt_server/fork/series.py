@@ -15,7 +15,7 @@ from tlt_server.errors import PatchError
 
 SERIES = "series"
 IMAGES = "images.sha256"
-_KNOWN = {SERIES, IMAGES, "README.md"}
+_KNOWN = {SERIES, IMAGES, "README.md", "OVERRIDES.md"}
 _NAME = re.compile(r"\d{4}-[a-z0-9-]+\.patch")
 _FIELD = re.compile(r"(Subject|Why|Seam|Test): *(.*)")
 _IMAGE = re.compile(r"(-|[0-9a-f]{64}) ([0-9a-f]{64}) (\S+\.py)")

@@ -185,6 +185,7 @@ class CpuDraftAttnBackend:
         for step, backend in enumerate(self.attn_backends):
             visible = own & (place % self.num_steps <= step)
             TorchNativeAttnBackend.init_forward_metadata(backend, forward_batch)
+            # override: upstream plans nothing for a tree, which the passes of one step read
             backend.layouts = [lay_out(rows, forward_batch.seq_lens, visible.expand(len(rows), -1, -1))]
 
 

@@ -16,6 +16,7 @@ def install() -> None:
         return
     from tlt_server.engine.cpu import kernels
 
+    # override: it has no CPU build, and SGLang imports it at start
     sys.modules["sgl_kernel"] = kernels
     mend_torchvision()
 

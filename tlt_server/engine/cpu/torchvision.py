@@ -24,6 +24,7 @@ def mend_torchvision() -> torch.library.Library | None:
         torch.ops.load_library(str(Path(spec.origin).with_name("_C.so")))
     except OSError:  # built for another torch: exactly the case that this function is for
         library = torch.library.Library("torchvision", "DEF")
+        # override: a torchvision built for CUDA registers none beside a CPU build of torch, and fails to load
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return library

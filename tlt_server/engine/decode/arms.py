@@ -74,17 +74,20 @@ class Arms:
         parts = self._own if arm is None else self.by_arm[arm]
         self._set_shape(arm or self._widest)
         draft = self._draft
+        # override: another arm's passes between two steps; upstream makes those of one arm, at start
         draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = parts.drafting.attention
         draft.draft_extend_attn_backend = draft.draft_runner.attn_backend = parts.draft_extend.attention
         draft.cuda_graph_runner = parts.drafting.graphs
         draft.cuda_graph_runner_for_draft_extend = parts.draft_extend.graphs
         self._target.attn_backend, self._target.decode_cuda_graph_runner = parts.verification
         if parts.chain is not None:
+            # override: a chain's buffers are as long as the arm
             draft._topk1_parents_prealloc, draft._topk1_score_indices_prealloc = parts.chain
         self.in_force = arm
 
     def _set_shape(self, arm: Arm) -> None:
         for each in (self._worker, self._draft):
+            # override: upstream's workers read their arm from these
             each.speculative_num_steps, each.topk = arm.num_steps, arm.topk
             each.speculative_num_draft_tokens = arm.num_draft_tokens
 

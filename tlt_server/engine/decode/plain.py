@@ -42,12 +42,14 @@ class PlainSteps:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
+        # override: of a copy: a model runner reads in many places whether its server speculates
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
         runner.server_args = _with_states(runner.server_args)
         runner.sampler = OneLaw()
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
         plan_decodes(runner.attn_backend)
+        # override: it keeps the runner that it was made for
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()
         most = worker.req_to_token_pool.size
@@ -192,5 +194,6 @@ def _empty_proposal(worker: Any, most: int) -> dict[str, torch.Tensor]:
 def _with_states(server_args: Any) -> Any:
     """Settings of a runner whose passes, and their CUDA graphs, hand out all hidden states."""
     view = copy.copy(server_args)
-    object.__setattr__(view, "return_hidden_states_mode", "full")  # assigning is refused once a server has started
+    # override: of a copy: ServerArgs refuses assignment once a server has started
+    object.__setattr__(view, "return_hidden_states_mode", "full")
     return view

@@ -106,7 +106,8 @@ class Graphs:
         decode = replace(self._withheld.decode, backend="disabled")
         _override(cuda_graph_config=replace(self._withheld, decode=decode))
         rows = max(self._every[-1], *(sizes[-1] * arm.num_draft_tokens for arm, sizes in self.sizes.items()))
-        for runner in self._runners:  # of the logits that all graphs share; SGLang reckons with its own
+        for runner in self._runners:
+            # override: upstream reckons with its own batch sizes times the widest arm
             runner.max_decode_logits_rows = lambda: rows
 
     def release(self) -> None:
@@ -152,6 +153,7 @@ class Graphs:
             self._capturing(DRAFTING, arm, arm.topk) as made,
         ):
             attention = self._trimmed(self._backends(arm).create_decode_backend())
+            # override: the graph runner captures what the draft worker holds
             draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = attention
             plan_drafts(attention)
             if attention is not None and self._every:
@@ -205,12 +207,14 @@ class Graphs:
         bag = {name: getattr(get_spec(), name) for name in values}
         _override(**values)
         for runner in self._runners:
+            # override: upstream's constructors read an arm from settings of the whole server; put back after
             runner.server_args = _changed(runner.server_args, values, sizes)
         try:
             yield
         finally:
             _override(**bag)
             for runner, server_args in zip(self._runners, before, strict=True):
+                # override: as it was before
                 runner.server_args = server_args
 
 
@@ -223,6 +227,7 @@ def _changed(server_args: Any, values: Mapping[str, int], sizes: Sequence[int]) 
         decode = replace(config.decode, bs=list(sizes), max_bs=sizes[-1])
         graphs = {"cuda_graph_config": replace(config, decode=decode)}
     for name, value in {**values, **graphs}.items():
+        # override: of a copy: ServerArgs refuses assignment once a server has started
         object.__setattr__(changed, name, value)
     return changed
 
@@ -230,6 +235,7 @@ def _changed(server_args: Any, values: Mapping[str, int], sizes: Sequence[int]) 
 def _override(**values: Any) -> None:
     from sglang.srt.runtime_context import get_context
 
+    # override: upstream's constructors read an arm from the runtime context; put back after
     get_context().override("tlt-server", **values)
 
 

@@ -110,6 +110,7 @@ class Captures:
         if self.sharing is GraphSharing.POOL:
             yield
             return
+        # override: upstream captures all graphs in one pool, so that an arm's cannot be measured alone
         set_global_graph_memory_pool(self._pools.get(arm))
         yield
         self._pools[arm] = get_global_graph_memory_pool()

@@ -27,8 +27,10 @@ def plan_verification(attention: Any, verified: int, *, chain: bool) -> None:
     """Verification of so many tokens of each request, which are a chain or a tree."""
     for backend in _plannable(attention):
         if chain:
+            # override: a chain needs no mask, for which upstream keeps a buffer in each graph
             backend._create_prefill_wrappers = partial(_maskless, backend._create_prefill_wrappers)
         updater = backend.indices_updater_prefill
+        # override: upstream reads lengths back from the GPU, which waits meanwhile
         updater.update = ByLength(updater, rows=verified, ahead=verified, masked=not chain)
 
 
@@ -36,6 +38,7 @@ def plan_extends(attention: Any, rows: int) -> None:
     """Draft-extend of so many tokens for each request."""
     for backend in _plannable(attention):
         updater = backend.indices_updater_prefill
+        # override: as in plan_verification
         updater.update = ByLength(updater, rows=rows)
 
 
@@ -43,12 +46,14 @@ def plan_decodes(attention: Any) -> None:
     """Decoding of one token for each request."""
     for backend in _plannable(attention):
         updater = backend.indices_updater_decode
+        # override: as in plan_verification
         updater.update = ByLength(updater, rows=1)
 
 
 def plan_drafts(attention: Any) -> None:
     """The drafter's passes of one step, a backend for each."""
     if _plannable(attention):
+        # override: as in plan_verification, once for all passes of a draft
         attention.init_forward_metadata_out_graph = DraftSteps(attention)
 
 
@@ -144,6 +149,7 @@ def _maskless(create: Callable[..., list[Any]], bs: int, *_: Any, **__: Any) -> 
     """Wrappers without a buffer for masks, which then attend causally; they plan without the mask that SGLang has."""
     wrappers = create(bs, use_custom_mask=False)
     for wrapper in wrappers:
+        # override: it would plan with the mask that upstream passes on all the same
         wrapper.begin_forward = partial(_plan_without_mask, wrapper.begin_forward)
     return wrappers
 
@@ -175,6 +181,7 @@ def _plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, ro
         rows: queries of each.
     """
     count = len(lens)
+    # override: flashinfer's own plan() reads lengths back from the GPU
     wrapper._plan_info = wrapper._cached_module.plan(
         wrapper._float_workspace_buffer,
         wrapper._int_workspace_buffer,

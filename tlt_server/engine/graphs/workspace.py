@@ -35,6 +35,7 @@ def _trim(backend: Any) -> None:
     for wrapper in (*backend.decode_wrappers, *backend.prefill_wrappers_verify):
         _shrink(backend, wrapper)
     for name in ("_create_decode_wrappers", "_create_prefill_wrappers"):  # for graphs, as they are captured
+        # override: flashinfer keeps 8 MiB for each wrapper's plan, of which it needs less than one
         setattr(backend, name, partial(_made, backend, getattr(backend, name)))
 
 

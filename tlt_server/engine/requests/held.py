@@ -20,6 +20,7 @@ def set_aside(scheduler: Any) -> Iterator[None]:
     """
     paused = scheduler._engine_paused
     scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
+    # override: retracting pauses; whether generation is paused stays as it was
     scheduler._engine_paused = paused
     queues = (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue)
     waiting = [list(queue) for queue in queues]

@@ -83,6 +83,7 @@ class Admission:
         self._dtype = next(model.parameters()).dtype
         self._load = model.load_weights
         self._update: Update | None = None
+        # override: where every route of upstream's has all tensors and has written none
         model.load_weights = self._load_admitted
 
     @contextmanager

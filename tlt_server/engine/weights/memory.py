@@ -125,6 +125,7 @@ class Lending:
     def _hold(self) -> None:
         """Lets steps run, or none."""
         lent = self._router.offload_tags - (set() if self._graphs_lent else {GPU_MEMORY_TYPE_CUDA_GRAPH})
+        # override: no step may run while memory is given away; upstream runs what comes
         self._router.scheduler._engine_paused = self._paused or self._promised or bool(lent)
 
     @property

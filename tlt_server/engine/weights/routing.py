@@ -165,6 +165,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             success, message = self._attempt(update, recv_req, load)
             self._note(recv_req.weight_version, update, success=success)
             if not success:
+                # override: upstream leaves the path of an update that failed
                 config.model_path = path
             elif recv_req.flush_cache:
                 flushed, said = _answered(self._flush, recv_req)
