@@ -1,155 +1,29 @@
-"""What SGLang's control routes may be sent: strict schemas of their bodies, a class a route.
+"""What SGLang's control routes may be sent: strict schemas of their bodies, made of upstream's messages.
 
 Upstream's accept what looks like a number or a truth value, and let any through that no type of theirs bounds; what
-then fails does so in the scheduler. Fields that are not here are passed over, as upstream does; a test holds every
-field of upstream's to be here.
+then fails does so in the scheduler. Names that no message has are passed over, as upstream does.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import NODEFAULT, Meta
+from sglang.srt.managers import io_struct
 
 Text = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 Names = Annotated[list[Name], Meta(max_length=100_000)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]
 Step = Annotated[int, Meta(ge=0, le=2**53)]
-Rank = Annotated[int, Meta(ge=1, le=2**16)]
-Port = Annotated[int, Meta(ge=1, le=2**16 - 1)]
-Digits = Annotated[str, Meta(pattern=r"^[0-9]{1,5}$")]
-"""Trainers send a port as a text, which upstream takes for a number."""
-Selector = Text | None
-
-
-class Control(msgspec.Struct, kw_only=True):
-    """Of every body. Where an answer goes is the server's own affair."""
-
-    rid: Text | None = None
-    http_worker_ipc: None = None
-
-
-class Pause(Control, kw_only=True):
-    mode: Literal["abort", "retract", "in_place"] = "abort"
-
-
-class Continue(Control, kw_only=True):
-    torch_empty_cache: bool = True
-
-
-class Abort(Control, kw_only=True):
-    abort_all: bool = False
-    finished_reason: dict[Text, str | int | None] | None = None
-    abort_message: Text | None = None
-
-
-class BeginUpdate(msgspec.Struct):
-    selector: Selector = None
-    allow_partial: bool = False
-
-
-class UpdateVersion(Control, kw_only=True):
-    new_version: Text
-    abort_all_requests: bool = True
-
-
-class _Update(Control, kw_only=True):
-    weight_version: Text | None = None
-    flush_cache: bool = True
-    torch_empty_cache: bool = False
-    selector: Selector = None
-
-
-class UpdateFromDisk(_Update, kw_only=True):
-    model_path: Name
-    load_format: Name | None = None
-    abort_all_requests: bool = False
-    is_async: bool = False
-    keep_pause: bool = False
-    recapture_cuda_graph: bool = False
-    token_step: Step = 0
-    manifest: dict[str, Any] | None = None
-
-
-class UpdateFromTensor(_Update, kw_only=True):
-    serialized_named_tensors: Annotated[list[bytes], Meta(min_length=1, max_length=2**16)]
-    load_format: Name | None = None
-    abort_all_requests: bool = False
-    disable_draft_model: bool | None = None
-
-
-class UpdateFromDistributed(_Update, kw_only=True):
-    names: Names
-    dtypes: Names
-    shapes: Annotated[list[Annotated[list[Size], Meta(max_length=8)]], Meta(max_length=100_000)]
-    group_name: Name = "weight_update_group"
-    abort_all_requests: bool = False
-    load_format: Name | None = None
-
-    def __post_init__(self) -> None:
-        if not len(self.names) == len(self.dtypes) == len(self.shapes):
-            counts = f"{len(self.names)}, {len(self.dtypes)} and {len(self.shapes)}"
-            raise ValueError(f"names, dtypes and shapes must be of one length: they have {counts}")
-
-
-class UpdateFromIpc(_Update, kw_only=True):
-    zmq_handles: dict[Name, Name]
-
-
-class InitGroup(Control, kw_only=True):
-    """The server's ranks come after the trainer's: as rank 0 it would wait for others itself."""
-
-    master_address: Name
-    master_port: Port | Digits
-    rank_offset: Rank
-    world_size: Annotated[int, Meta(ge=2, le=2**16)]
-    group_name: Name = "weight_update_group"
-    backend: Literal["nccl", "gloo"] = "nccl"
-
-    def __post_init__(self) -> None:
-        if self.rank_offset >= self.world_size:
-            raise ValueError(f"rank_offset {self.rank_offset} must be below world_size {self.world_size}")
-
-
-class DestroyGroup(Control, kw_only=True):
-    group_name: Name = "weight_update_group"
-
-
-class GetWeights(Control, kw_only=True):
-    name: Name
-    truncate_size: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 100
-
-
-class CheckWeights(Control, kw_only=True):
-    action: Name = "checksum"
-    allow_quant_error: bool = False
-
-
-class Memory(Control, kw_only=True):
-    tags: Annotated[list[Name], Meta(max_length=16)] | None = None
+Few = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
-    pp_max_micro_batch_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-
-
-class SetState(Control, kw_only=True):
     """The only setting that changes no sample."""
 
-    server_args: _State
-
-
-class Logging(Control, kw_only=True):
-    """Where requests are written is said at start, not by who can reach the port."""
-
-    log_requests: bool | None = None
-    log_requests_level: Annotated[int, Meta(ge=0, le=3)] | None = None
-    log_requests_format: Literal["text", "json"] | None = None
-    log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    dump_requests_folder: None = None
-    dump_requests_threshold: None = None
-    crash_dump_folder: None = None
-    dump_requests_exclude_meta_keys: None = None
+    pp_max_micro_batch_size: Few
 
 
 class _Function(msgspec.Struct):
@@ -163,69 +37,110 @@ class _Tool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class ParseFunctionCall(Control, kw_only=True):
-    text: str
-    tools: Annotated[list[_Tool], Meta(max_length=1024)] = []
-    tool_call_parser: Name | None = None
+KINDS: Mapping[Any, Any] = {
+    **{bool: bool, bool | None: bool | None},
+    **{str: Name, str | None: Name | None},
+}
+"""By upstream's type. Another one needs a bound by its field's name."""
+FIELDS: Mapping[str, Any] = {
+    **dict.fromkeys(("rid", "weight_version", "selector", "abort_message"), Text | None),
+    "new_version": Text,
+    "text": str,
+    # the server's own affair: where an answer goes, where requests are written, how an adapter is called within
+    **dict.fromkeys(("http_worker_ipc", "dump_requests_folder", "dump_requests_threshold"), None),
+    **dict.fromkeys(("crash_dump_folder", "dump_requests_exclude_meta_keys", "lora_id"), None),
+    "mode": Literal["abort", "retract", "in_place"],
+    "finished_reason": dict[Text, str | int | None] | None,
+    "token_step": Step,
+    "manifest": dict[str, Any] | None,
+    "serialized_named_tensors": Annotated[list[bytes], Meta(min_length=1, max_length=2**16)],
+    **dict.fromkeys(("names", "dtypes"), Names),
+    "shapes": Annotated[list[Annotated[list[Size], Meta(max_length=8)]], Meta(max_length=100_000)],
+    "zmq_handles": dict[Name, Name],
+    # trainers send a port as a text, which upstream takes for a number
+    "master_port": Annotated[int, Meta(ge=1, le=2**16 - 1)] | Annotated[str, Meta(pattern=r"^[0-9]{1,5}$")],
+    # the server's ranks come after the trainer's: as rank 0 it would wait for others itself
+    "rank_offset": Annotated[int, Meta(ge=1, le=2**16)],
+    "world_size": Annotated[int, Meta(ge=2, le=2**16)],
+    "backend": Literal["nccl", "gloo"],
+    "truncate_size": Few,
+    "tags": Annotated[list[Name], Meta(max_length=16)] | None,
+    "server_args": _State,
+    "log_requests_level": Annotated[int, Meta(ge=0, le=3)] | None,
+    "log_requests_format": Literal["text", "json"] | None,
+    "log_level": Literal["debug", "info", "warning", "error", "critical"] | None,
+    "tools": Annotated[list[_Tool], Meta(max_length=1024)],
+    "num_steps": Annotated[int, Meta(ge=1, le=1000)],  # a trace without an end fills the memory
+    "req_type": Literal[1],
+    "start_step": Step | None,
+    "activities": list[Literal["CPU", "GPU"]] | None,
+    "profile_stages": list[Literal["prefill", "decode"]] | None,
+}
+"""By name, whatever the message."""
 
 
-class SeparateReasoning(Control, kw_only=True):
-    text: str
-    reasoning_parser: Name
-    return_blocks: bool = False
+def body_of(message: str, rule: Callable[[Any], None] | None = None) -> type[msgspec.Struct]:
+    """The schema of a message of upstream's, with bounds; `rule` raises ValueError for fields that do not go together.
+
+    A field that may not be null has no null for a default either.
+
+    Raises:
+        TypeError: nothing says what bounds one of its fields.
+    """
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(getattr(io_struct, message)):
+        if field.name not in FIELDS and field.type not in KINDS:
+            raise TypeError(f"{message}.{field.name} has no bound: give it one in FIELDS")
+        kind = FIELDS[field.name] if field.name in FIELDS else KINDS[field.type]
+        required = field.required or (field.default is None and kind is not None and NoneType not in get_args(kind))
+        fields.append((field.name, kind, *(() if required else (_default(field),))))
+    return msgspec.defstruct(message, fields, kw_only=True, namespace={"__post_init__": rule} if rule else None)
 
 
-class Profile(Control, kw_only=True):
-    """One that ends by itself: a trace without an end fills the memory."""
-
-    num_steps: Annotated[int, Meta(ge=1, le=1000)]
-    req_type: Literal[1] = 1
-    output_dir: Name | None = None
-    start_step: Step | None = None
-    activities: list[Literal["CPU", "GPU"]] | None = None
-    profile_by_stage: bool = False
-    with_stack: bool | None = None
-    record_shapes: bool | None = None
-    profile_id: Name | None = None
-    merge_profiles: bool = False
-    profile_prefix: Name | None = None
-    profile_stages: list[Literal["prefill", "decode"]] | None = None
+def _default(field: Any) -> Any:
+    return field.default if field.default is not NODEFAULT else msgspec.field(default_factory=field.default_factory)
 
 
-class LoadAdapter(Control, kw_only=True):
-    lora_name: Name
-    lora_path: Name
-    pinned: bool = False
-    lora_id: None = None
+def _one_length(body: Any) -> None:
+    if not len(body.names) == len(body.dtypes) == len(body.shapes):
+        counts = f"{len(body.names)}, {len(body.dtypes)} and {len(body.shapes)}"
+        raise ValueError(f"names, dtypes and shapes must be of one length: they have {counts}")
 
 
-class UnloadAdapter(Control, kw_only=True):
-    lora_name: Name
-    lora_id: None = None
+def _within_world(body: Any) -> None:
+    if body.rank_offset >= body.world_size:
+        raise ValueError(f"rank_offset {body.rank_offset} must be below world_size {body.world_size}")
 
 
-BODIES: dict[str, type[msgspec.Struct]] = {
-    "/pause_generation": Pause,
-    "/continue_generation": Continue,
-    "/abort_request": Abort,
+class BeginUpdate(msgspec.Struct):
+    """Ours."""
+
+    selector: Text | None = None
+    allow_partial: bool = False
+
+
+BODIES: Mapping[str, type[msgspec.Struct]] = {
+    "/pause_generation": body_of("PauseGenerationReqInput"),
+    "/continue_generation": body_of("ContinueGenerationReqInput"),
+    "/abort_request": body_of("AbortReq"),
     "/begin_weight_update": BeginUpdate,
-    "/update_weight_version": UpdateVersion,
-    "/update_weights_from_disk": UpdateFromDisk,
-    "/update_weights_from_tensor": UpdateFromTensor,
-    "/update_weights_from_distributed": UpdateFromDistributed,
-    "/update_weights_from_ipc": UpdateFromIpc,
-    "/init_weights_update_group": InitGroup,
-    "/destroy_weights_update_group": DestroyGroup,
-    "/get_weights_by_name": GetWeights,
-    "/weights_checker": CheckWeights,
-    "/release_memory_occupation": Memory,
-    "/resume_memory_occupation": Memory,
-    "/set_internal_state": SetState,
-    "/configure_logging": Logging,
-    "/parse_function_call": ParseFunctionCall,
-    "/separate_reasoning": SeparateReasoning,
-    "/start_profile": Profile,
-    "/load_lora_adapter": LoadAdapter,
-    "/unload_lora_adapter": UnloadAdapter,
+    "/update_weight_version": body_of("UpdateWeightVersionReqInput"),
+    "/update_weights_from_disk": body_of("UpdateWeightFromDiskReqInput"),
+    "/update_weights_from_tensor": body_of("UpdateWeightsFromTensorReqInput"),
+    "/update_weights_from_distributed": body_of("UpdateWeightsFromDistributedReqInput", _one_length),
+    "/update_weights_from_ipc": body_of("UpdateWeightsFromIPCReqInput"),
+    "/init_weights_update_group": body_of("InitWeightsUpdateGroupReqInput", _within_world),
+    "/destroy_weights_update_group": body_of("DestroyWeightsUpdateGroupReqInput"),
+    "/get_weights_by_name": body_of("GetWeightsByNameReqInput"),
+    "/weights_checker": body_of("CheckWeightsReqInput"),
+    "/release_memory_occupation": body_of("ReleaseMemoryOccupationReqInput"),
+    "/resume_memory_occupation": body_of("ResumeMemoryOccupationReqInput"),
+    "/set_internal_state": body_of("SetInternalStateReq"),
+    "/configure_logging": body_of("ConfigureLoggingReq"),
+    "/parse_function_call": body_of("ParseFunctionCallReq"),
+    "/separate_reasoning": body_of("SeparateReasoningReqInput"),
+    "/start_profile": body_of("ProfileReq"),
+    "/load_lora_adapter": body_of("LoadLoRAAdapterReqInput"),
+    "/unload_lora_adapter": body_of("UnloadLoRAAdapterReqInput"),
 }
 """By path, whatever the method."""
