@@ -14,7 +14,11 @@ from starlette.applications import Starlette
 from benchmarks.safety.odd import NO_JSON, odd_body
 from benchmarks.safety.routes import VALID
 from tlt_server.api.bodies import BODIES, body_of
-from tlt_server.api.control import NOT_SERVED, ControlDoor, misfit, unreachable
+from tlt_server.api.control import unreachable
+from tlt_server.api.fields.field import Server
+from tlt_server.api.fields.routes import UNSERVED
+from tlt_server.api.rollouts.gate import Gate, require_fit
+from tlt_server.errors import BadRequest
 from tlt_server.process import free_port
 
 UNFIT: list[tuple[str, dict[str, Any], str]] = [
@@ -50,13 +54,25 @@ def test_every_field_of_upstreams_is_known(path: str) -> None:
     """A field that an upgrade adds would reach a scheduler unread."""
     upstream = getattr(io_struct, BODIES[path].__name__)
     assert BODIES[path].__struct_fields__ == upstream.__struct_fields__
-    assert path not in NOT_SERVED
+    assert path not in UNSERVED
 
 
 def test_a_field_that_nothing_bounds_is_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(io_struct, "Tomorrow", msgspec.defstruct("Tomorrow", [("count", int)]), raising=False)
     with pytest.raises(TypeError, match=r"Tomorrow\.count has no bound"):
         body_of("Tomorrow")
+
+
+def misfit(path: str, body: bytes) -> str | None:
+    try:
+        require_fit(path, body)
+    except BadRequest as error:
+        return str(error)
+    return None
+
+
+def read_nothing() -> Server:
+    raise AssertionError("no request for responses comes")
 
 
 @pytest.mark.parametrize(("path", "body", "named"), UNFIT)
@@ -121,7 +137,7 @@ async def test_a_group_that_was_opened_is_joined() -> None:
 @pytest.mark.parametrize("root", ["", "/proxied"])
 def test_the_door_stands_behind_a_proxy_too(root: str) -> None:
     """`--fastapi-root-path` puts its prefix before every path."""
-    app = ControlDoor(Starlette())
+    app = Gate(Starlette(), server=read_nothing)
 
     async def asked(path: str, body: dict[str, object]) -> str:
         transport = httpx.ASGITransport(app, root_path=root)

@@ -11,7 +11,8 @@ from benchmarks.safety.odd import NO_JSON
 from benchmarks.safety.routes import Case, Watched, corpus, endless, fire
 from tests.server.conftest import CONFIGS, Servers
 from tlt_server.api.bodies import BODIES
-from tlt_server.api.control import MAX_BODY, NOT_SERVED
+from tlt_server.api.fields.routes import UNSERVED
+from tlt_server.api.rollouts.gate import MAX_CONTROL
 from tlt_server.process import Running
 
 pytestmark = pytest.mark.server("eagle-chain")
@@ -50,7 +51,7 @@ def test_every_route_outlasts_fuzzing(watched: Watched, servers: Servers, url: s
 @pytest.mark.parametrize("path", ["/tlt/v1/strategy", "/tlt/v1/trainer", "/pause_generation", "/freeze_gc", "/nowhere"])
 def test_a_long_body_is_refused(url: str, path: str) -> None:
     method = "PUT" if path == "/tlt/v1/strategy" else "POST"
-    answer = httpx.request(method, f"{url}{path}", content=b" " * (MAX_BODY + 1))
+    answer = httpx.request(method, f"{url}{path}", content=b" " * (MAX_CONTROL + 1))
     assert answer.status_code == 413
     assert httpx.get(f"{url}/health").status_code == 200
 
@@ -61,11 +62,11 @@ def test_no_body_at_all(watched: Watched, tmp_path: Path) -> None:
     assert all_is_well(watched), watched.found
 
 
-@pytest.mark.parametrize("path", NOT_SERVED)
+@pytest.mark.parametrize("path", UNSERVED)
 def test_what_is_not_served_says_why(url: str, path: str) -> None:
     answer = httpx.post(f"{url}{path}", json={})
     assert answer.status_code == 404
-    assert NOT_SERVED[path] in answer.json()["message"]
+    assert UNSERVED[path] in answer.json()["message"]
 
 
 def test_no_folder_is_made_where_the_server_happens_to_run(url: str) -> None:

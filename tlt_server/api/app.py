@@ -10,7 +10,7 @@ from sglang.srt.runtime_context import get_server_args
 
 from tlt_server.api import control, drafter, strategy, weights
 from tlt_server.api.auth import Authorization
-from tlt_server.api.control import ControlDoor, answer_value_error
+from tlt_server.api.control import answer_value_error
 from tlt_server.api.rollouts import held
 from tlt_server.api.rollouts.gate import Gate, read_server
 from tlt_server.api.rollouts.leaving import Leaving
@@ -39,7 +39,7 @@ def add_routes(app: FastAPI) -> None:
     app.add_middleware(NeededWeights)
     app.add_middleware(Leaving)
     # override: innermost, where add_middleware puts outermost: what decompresses bodies comes first
-    app.user_middleware += [Middleware(ControlDoor), Middleware(Gate, server=read_server)]
+    app.user_middleware += [Middleware(Gate, server=read_server)]
     app.add_middleware(Authorization, routes=app)  # added last, asked first
     app.add_exception_handler(ValueError, answer_value_error)
 

@@ -1,17 +1,13 @@
-"""The door of the control routes: what is not served is said so, and a body is read strictly before SGLang reads it.
-
-A scheduler that an exception reaches ends, and the server with it; SGLang's routes pass most of a body on to it.
-"""
+"""Control routes of upstream's that are answered otherwise: they take the place of SGLang's own, registered before."""
 
 import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Body, Request, Response
 from sglang.srt.managers.io_struct import (
     InitWeightsUpdateGroupReqInput,
@@ -23,108 +19,20 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from torch.distributed import TCPStore
 
 from tlt_server.api.auth import path_of
-from tlt_server.api.bodies import BODIES
-from tlt_server.api.fields.routes import TABLES
-from tlt_server.api.rollouts.gate import again, read
+from tlt_server.api.rollouts.gate import refusal
 from tlt_server.api.scheduler import as_json, tokenizer_manager
 
-MAX_BODY = 16 * 2**20
-"""Bytes of any body but those that the gate reads, and one that holds tensors."""
-HOLD_TENSORS = {"/update_weights_from_tensor"}
+router = APIRouter()
 logger = logging.getLogger(__name__)
 
 REACHED_S = 30.0
 """How long a trainer may take to open its group after it asked the server to join."""
 
-_EXPERTS = "expert parallelism is not served: no model that speculates here has experts spread over ranks"
-_CORPUS = "NGRAM drafting is not served, and so no corpus of its own"
-_HICACHE = "the hierarchical cache keeps KV of weights that are gone; it is not changed while the server runs"
-_REMOTE = "weights are not sent to other servers: a rendezvous that nobody joins would stop this one"
-_SESSION = "a session keeps KV from one request to the next, of weights that may be gone by then"
-NOT_SERVED: Mapping[str, str] = {
-    "/scale_elastic_ep": _EXPERTS,
-    "/is_scaling_elastic_ep": _EXPERTS,
-    "/start_expert_distribution_record": _EXPERTS,
-    "/stop_expert_distribution_record": _EXPERTS,
-    "/dump_expert_distribution_record": _EXPERTS,
-    "/add_external_corpus": _CORPUS,
-    "/remove_external_corpus": _CORPUS,
-    "/list_external_corpora": _CORPUS,
-    "/clear_hicache_storage_backend": _HICACHE,
-    "/hicache/storage-backend/clear": _HICACHE,
-    "/hicache/storage-backend": _HICACHE,
-    "/init_weights_send_group_for_remote_instance": _REMOTE,
-    "/send_weights_to_remote_instance": _REMOTE,
-    "/get_remote_instance_transfer_engine_info": _REMOTE,
-    "/remote_instance_transfer_engine_info": _REMOTE,
-    "/open_session": _SESSION,
-    "/close_session": _SESSION,
-    "/load_lora_adapter_from_tensors": "an adapter is loaded from a folder, by /load_lora_adapter: this one unpickles",
-    "/slow_down": "it would have the server sleep, for tests of SGLang's own",
-    "/stop_profile": "a profile ends after its num_steps",
-    "/set_trace_level": "tracing is set at start",
-}
-"""SGLang's routes that make no sense on this server or cannot be made safe, each with its reason."""
-_DUMPER = "tensors are not dumped from a server that strangers reach"
-
-
-def not_served(path: str) -> str | None:
-    """Why a route is not; None where it is. (Those of rollouts: api/fields/routes.py.)"""
-    return _DUMPER if path.startswith("/dumper/") else NOT_SERVED.get(path)
-
 
 async def answer_value_error(request: Request, error: Exception) -> Response:
     """SGLang says by a ValueError that a request asks for what cannot be; where a route lets it through: 400 too."""
     logger.info("refused %s: %s", request.url.path, error, exc_info=error)
-    return _refusal(400, str(error).split("\n", 1)[0])
-
-
-class ControlDoor:
-    """ASGI middleware around SGLang's application."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = path_of(scope).rstrip("/")
-        if (reason := not_served(path)) is not None:
-            await _refusal(404, f"{path} is not served: {reason}")(scope, receive, send)
-        elif scope["type"] == "http" and path not in TABLES:  # those the gate reads
-            await self._read(path, scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _read(self, path: str, scope: Any, receive: Any, send: Any) -> None:
-        limit = None if path in HOLD_TENSORS else MAX_BODY
-        body = await read(receive, limit)
-        if body is None:
-            return  # the client is gone
-        if limit is not None and len(body) > limit:
-            await _refusal(413, f"the body is longer than {MAX_BODY} bytes")(scope, receive, send)
-        elif (wrong := misfit(path, body)) is not None:
-            await _refusal(400, wrong)(scope, receive, send)
-        else:
-            await self._app(scope, again(body, receive), send)
-
-
-def misfit(path: str, body: bytes) -> str | None:
-    """What is wrong with a body, in a line; None where it fits. An empty one, and one of ours, is left to the route."""
-    if not body or path not in BODIES:
-        return None
-    try:
-        msgspec.json.decode(body, type=BODIES[path])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return f"{path}: {error}"
-    return None
-
-
-def _refusal(status: int, message: str) -> Response:
-    return as_json({"success": False, "message": message, "error": {"message": message, "code": status}}, status)
-
-
-# Routes of upstream's with the same answers: registered before SGLang's own, they take their place.
-
-router = APIRouter()
+    return refusal(path_of(request.scope), 400, str(error).split("\n", 1)[0])
 
 
 @router.post("/init_weights_update_group")
@@ -173,7 +81,7 @@ async def start_profile(obj: Annotated[ProfileReq, Body()]) -> Response:
     try:
         await tokenizer_manager().start_profile(obj)
     except RuntimeError as error:
-        return _refusal(409, str(error))
+        return refusal("/start_profile", 409, str(error))
     return Response("Start profiling.\n")
 
 
@@ -184,19 +92,19 @@ async def start_profile(obj: Annotated[ProfileReq, Body()]) -> Response:
 async def parse_function_call(obj: Annotated[ParseFunctionCallReq, Body()], request: Request) -> Any:
     from sglang.srt.entrypoints import http_server
 
-    return await _parsed(http_server.parse_function_call_request(obj, request))
+    return await _parsed(request, http_server.parse_function_call_request(obj, request))
 
 
 @router.post("/separate_reasoning")
 async def separate_reasoning(obj: Annotated[SeparateReasoningReqInput, Body()], request: Request) -> Any:
     from sglang.srt.entrypoints import http_server
 
-    return await _parsed(http_server.separate_reasoning_request(obj, request))
+    return await _parsed(request, http_server.separate_reasoning_request(obj, request))
 
 
-async def _parsed(parsing: Coroutine[Any, Any, Any]) -> Any:
+async def _parsed(request: Request, parsing: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await parsing
     except Exception as error:
         logger.info("refused text that does not parse", exc_info=True)
-        return _refusal(400, f"it does not parse: {type(error).__name__}: {error}")
+        return refusal(path_of(request.scope), 400, f"it does not parse: {type(error).__name__}: {error}")

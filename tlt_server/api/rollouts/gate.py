@@ -1,8 +1,9 @@
-"""The gate: a request for responses, scores or tokens is read once, held against the table of fields, and passed on as
-it was understood, or answered 400 here; nothing else of it reaches the scheduler, which an odd value could end.
+"""The gate: what a client sends is read once, and refused here where it cannot be served or is not of its schema.
 
-What is passed on has known fields only, so that what was checked is what is run. Names of what was ignored are put into
-the answer: `meta_info.ignored`, on `/generate` within each response's own `meta_info`, else at the answer's top.
+SGLang's routes pass most of a body on to the schedulers, and one that an exception reaches ends with the server. Of a
+request for responses, scores or tokens, known fields are passed on and nothing else: what was checked is what is run.
+Names of what was ignored are put into the answer: `meta_info.ignored`, on `/generate` within each response's own
+`meta_info`, else at the answer's top.
 """
 
 import logging
@@ -14,6 +15,7 @@ import msgspec
 from fastapi import Response
 
 from tlt_server.api.auth import path_of
+from tlt_server.api.bodies import BODIES
 from tlt_server.api.fields.field import Body, Server
 from tlt_server.api.fields.routes import EMBEDDING, TABLES, unserved
 from tlt_server.api.scheduler import as_json, tokenizer_manager
@@ -21,8 +23,10 @@ from tlt_server.config import ServerConfig
 from tlt_server.errors import BadRequest
 from tlt_server.metrics import count_ignored
 
-MAX_BODY = 2**26
-"""Bytes: a thousand prompts of eight thousand token ids fit."""
+MAX_BODY, MAX_CONTROL = 2**26, 2**24
+"""Bytes of a rollout's body: a thousand prompts of eight thousand token ids fit; and of any other."""
+HOLD_TENSORS = {"/update_weights_from_tensor"}
+"""Of any size."""
 MAX_NAMED, MAX_LOGGED = 32, 64
 """Ignored fields that an answer names, and that the log ever does: names are the clients' own."""
 PARSED = "tlt_body"
@@ -48,30 +52,33 @@ class Gate:
         return self._read_server()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = path_of(scope)
+        path = path_of(scope).rstrip("/")
         if why := unserved(path):
-            await self._refuse(404, f"{path} is not served: {why}", scope, receive, send)
-        elif path in TABLES and scope["type"] == "http" and scope["method"] in ("POST", "PUT"):
-            await self._check(path, scope, receive, send)
-        else:
+            await _refuse(404, f"{path} is not served: {why}", scope, receive, send)
+        elif scope["type"] != "http" or (path in TABLES and scope["method"] not in ("POST", "PUT")):
             await self._app(scope, receive, send)
+        else:
+            await self._check(path, scope, receive, send)
 
     async def _check(self, path: str, scope: Any, receive: Any, send: Any) -> None:
-        body = await read(receive, MAX_BODY)
+        limit = MAX_BODY if path in TABLES else None if path in HOLD_TENSORS else MAX_CONTROL
+        body = await read(receive, limit)
         if body is None:
             return  # the client is gone
-        if len(body) > MAX_BODY:
-            await self._refuse(413, f"more than {MAX_BODY} bytes: send it in parts", scope, receive, send)
+        if limit is not None and len(body) > limit:
+            await _refuse(413, f"more than {limit} bytes: send it in parts", scope, receive, send)
             return
         try:
-            accepted, ignored = self._accept(path, body)
+            if path not in TABLES:
+                require_fit(path, body)
+            else:
+                scope[PARSED], ignored = self._accept(path, body)
+                if ignored:
+                    self._tell(ignored)
+                    send = naming(ignored, path == "/generate", send)
         except BadRequest as error:
-            await self._refuse(400, str(error), scope, receive, send)
+            await _refuse(400, str(error), scope, receive, send)
             return
-        scope[PARSED] = accepted
-        if ignored:
-            self._tell(ignored)
-            send = naming(ignored, path == "/generate", send)
         await self._app(scope, again(body, receive), send)
 
     def _accept(self, path: str, body: bytes) -> tuple[Body, list[str]]:
@@ -95,10 +102,25 @@ class Gate:
                 self._logged.add(name)
                 log.warning("requests hold %s, which is ignored (said once)", name)
 
-    async def _refuse(self, status: int, message: str, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})
-            return
+
+def require_fit(path: str, body: bytes) -> None:
+    """Of a control route. An empty body, and one of our own routes, is left to the route.
+
+    Raises:
+        BadRequest: what is wrong with the body, in a line.
+    """
+    if not body or path not in BODIES:
+        return
+    try:
+        msgspec.json.decode(body, type=BODIES[path])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"{path}: {error}") from error
+
+
+async def _refuse(status: int, message: str, scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})
+    else:
         await refusal(path_of(scope), status, message)(scope, receive, send)
 
 
@@ -109,7 +131,7 @@ def refusal(path: str, status: int, message: str) -> Response:
         return as_json({"type": "error", "error": {"type": "invalid_request_error", "message": message}}, status)
     if path.startswith("/v1/"):
         return as_json({"object": "error", **said, "error": said}, status)
-    return as_json({"error": said}, status)
+    return as_json({"success": False, "message": message, "error": said}, status)
 
 
 async def read(receive: Any, limit: int | None) -> bytes | None:
