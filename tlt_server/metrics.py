@@ -1,8 +1,8 @@
-"""Every metric of tlt-server, in one table, and the function that counts a decode step.
+"""Every metric of tlt-server, in one table, and the functions that count.
 
 The scheduler processes count; SGLang's HTTP process shows (api/scrape.py). They meet in prometheus_client's
-multi-process files, as SGLang's own metrics do. Three counters are written in the decode loop; all else, vLLM's names
-included, is derived from them when somebody scrapes, so that a metric more costs nothing per step.
+multi-process files, as SGLang's own metrics do. Three counters are written in the decode loop; what follows from them,
+vLLM's names included, is derived when somebody scrapes, so that a metric more costs nothing per step.
 """
 
 import math
@@ -11,75 +11,141 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is imported: not before SGLang has chosen
-    from prometheus_client import Counter, Gauge, Histogram
     from prometheus_client.core import Metric
     from tlt_client.schemas import Event
 
 
 class Named(NamedTuple):
-    """A metric: its name, without Prometheus' `_total`, and the help that a scrape shows."""
+    """A metric.
+
+    name: without Prometheus' `_total`.
+    help: as a scrape shows it.
+    labels: their names.
+    alias: another name for the same count: vLLM's, which dashboards know.
+    known: values of its one label that are shown from the start: a counter that appears later shows no increase.
+    buckets: of a histogram.
+    """
 
     name: str
     help: str
-    alias: str | None = None  # vLLM's name for the same count, which dashboards know
+    labels: tuple[str, ...] = ()
+    alias: str | None = None
+    kind: Literal["Counter", "Gauge", "Histogram"] = "Counter"
+    known: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
 
 
-DRAFTS = Named(
-    "tlt_spec_drafts", "Verify passes, counted once for each request in the batch", "vllm:spec_decode_num_drafts"
-)
+VLLM = "vllm:spec_decode_num"
+RECOVERY = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 500)
+SWAP = (0.0001, 0.0005, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+DRAFTS = Named("tlt_spec_drafts", "Verify passes, counted once for each request in the batch", (), f"{VLLM}_drafts")
 DRAFT_TOKENS = Named(
-    "tlt_spec_draft_tokens", "Tokens that the drafter proposed for verification", "vllm:spec_decode_num_draft_tokens"
+    "tlt_spec_draft_tokens", "Tokens that the drafter proposed for verification", (), f"{VLLM}_draft_tokens"
 )
 ACCEPTED_PER_POSITION = Named(
     "tlt_spec_accepted_tokens_per_position",
     "Proposed tokens that the target accepted, by depth in the draft (0 is the first)",
-    "vllm:spec_decode_num_accepted_tokens_per_pos",
+    ("position",),
+    f"{VLLM}_accepted_tokens_per_pos",
 )
 ACCEPTED_TOKENS = Named(
-    "tlt_spec_accepted_tokens", "Proposed tokens that the target accepted", "vllm:spec_decode_num_accepted_tokens"
+    "tlt_spec_accepted_tokens", "Proposed tokens that the target accepted", (), f"{VLLM}_accepted_tokens"
 )
 ACCEPT_LENGTH = Named(
-    "tlt_spec_accept_length", "Tokens that one verify pass gave one request, the bonus token included"
+    "tlt_spec_accept_length", "Tokens that one verify pass gave one request, the bonus token included", kind="Histogram"
 )
-
 ARM_STEPS = Named(
-    "tlt_arm_steps", "Decode steps, by the arm that they were launched with: num_steps,topk,num_draft_tokens, or off"
+    "tlt_arm_steps",
+    "Decode steps, by the arm that they were launched with: num_steps,topk,num_draft_tokens, or off",
+    ("arm",),
 )
 TARGET_UPDATES = Named(
-    "tlt_target_updates", "Calls that carried weights of the target, by route and outcome: written, or refused"
+    "tlt_target_updates",
+    "Calls that carried weights of the target, by route and outcome: written, or refused",
+    ("route", "outcome"),
 )
-WEIGHT_EVENTS = Named("tlt_weight_events", "What happened to the weights, by kind, as GET /tlt/v1/events tells it")
-TARGET_VERSION = Named("tlt_target_version", "Publications of the target that were completed since the server started")
-DRAFTER_VERSION = Named("tlt_drafter_version", "The drafter in force, by its number")
+WEIGHT_EVENTS = Named(
+    "tlt_weight_events", "What happened to the weights, by kind, as GET /tlt/v1/events tells it", ("kind",)
+)
+TARGET_VERSION = Named(
+    "tlt_target_version", "Publications of the target that were completed since the server started", kind="Gauge"
+)
+DRAFTER_VERSION = Named("tlt_drafter_version", "The active drafter, by its number", kind="Gauge")
 DRAFTER_STALENESS = Named(
-    "tlt_drafter_staleness", "Publications of the target since the one the drafter was trained on"
+    "tlt_drafter_staleness", "Publications of the target since the one the drafter was trained on", kind="Gauge"
 )
 SWAP_SECONDS = Named(
     "tlt_drafter_swap_seconds",
     "Seconds of a swap, by stage: staging, beside the decode loop; flip, which decoding waits for",
+    ("stage",),
+    kind="Histogram",
+    buckets=SWAP,
 )
-SPECULATING = Named("tlt_speculating", "Whether the drafter drafts: 0 after speculation was turned off for want of one")
-WATCHED_LENGTH = Named("tlt_watchdog_accept_length", "Accept length of late, as the watchdog sees it")
+SPECULATING = Named(
+    "tlt_speculating", "Whether the drafter drafts: 0 after speculation was turned off for want of one", kind="Gauge"
+)
+WATCHED_LENGTH = Named("tlt_watchdog_accept_length", "Accept length of late, as the watchdog sees it", kind="Gauge")
 BASELINE_LENGTH = Named(
-    "tlt_watchdog_baseline_accept_length", "Accept length that the watchdog holds the drafter against"
+    "tlt_watchdog_baseline_accept_length", "Accept length that the watchdog holds the drafter against", kind="Gauge"
 )
 ALARMS = Named(
-    "tlt_watchdog_alarms", "Collapses of accept length, by what was done: rolled_back, speculation_off, or none"
+    "tlt_watchdog_alarms",
+    "Collapses of accept length, by what was done: rolled_back, speculation_off, or none",
+    ("action",),
+    known=("rolled_back", "speculation_off", "none"),
 )
 RECOVERY_SECONDS = Named(
-    "tlt_drafter_recovery_seconds", "Seconds that a drafter was in force before it was rolled back"
+    "tlt_drafter_recovery_seconds",
+    "Seconds that a drafter was active before it was rolled back",
+    kind="Histogram",
+    buckets=RECOVERY,
 )
-
 FEATURES_SENT = Named("tlt_features_sent", "Tokens whose hidden states were sent to the drafter trainer")
 FEATURES_SENT_BYTES = Named("tlt_features_sent_bytes", "Bytes of features sent to the drafter trainer")
 FEATURES_DROPPED = Named(
     "tlt_features_dropped",
     "Tokens whose hidden states were not sent, by reason: no_room where they wait, no_trainer that reads them",
+    ("reason",),
+    known=("no_room", "no_trainer"),
 )
-
 IGNORED_FIELDS = Named(
-    "tlt_ignored_fields", "Requests with a field that was ignored, by its name; of names beyond the first 64: other"
+    "tlt_ignored_fields",
+    "Requests with a field that was ignored, by its name; of names beyond the first 64: other",
+    ("name",),
 )
+MAX_NAMES = 64
+"""Of ignored fields: they are the clients' own, and each is kept for ever."""
+
+SPEC = (DRAFTS, DRAFT_TOKENS, ACCEPTED_PER_POSITION)
+GAUGES = (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS, SPECULATING, WATCHED_LENGTH, BASELINE_LENGTH)
+WEIGHTS = (WEIGHT_EVENTS, SWAP_SECONDS, *GAUGES)
+WATCH = (ALARMS, RECOVERY_SECONDS)
+FEATURES = (FEATURES_SENT, FEATURES_SENT_BYTES, FEATURES_DROPPED)
+GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES)
+"""What is shown together, from the first that is written."""
+
+
+@cache
+def _made(metric: Named) -> Any:
+    """A `Counter`, `Gauge` or `Histogram` of this process, at first use."""
+    import prometheus_client
+
+    more: dict[str, Any] = {"Counter": {}, "Gauge": {"multiprocess_mode": "mostrecent"}}.get(
+        metric.kind, {"buckets": metric.buckets}
+    )
+    made = getattr(prometheus_client, metric.kind)(metric.name, metric.help, metric.labels, **more)
+    for value in metric.known:
+        made.labels(value)
+    return made
+
+
+@cache
+def _at(metric: Named, *labels: str) -> Any:
+    """What is written to: finding one by its labels is most of what counting costs a step."""
+    for group in GROUPS:
+        for each in group if metric in group else ():
+            _made(each)
+    return _made(metric).labels(*labels) if labels else _made(metric)
 
 
 class SpecCounts(NamedTuple):
@@ -116,24 +182,6 @@ class SpecCounts(NamedTuple):
         return cls(totals[DRAFTS.name], totals[DRAFT_TOKENS.name], per_position)
 
 
-@cache
-def _counters() -> "tuple[Counter, Counter, Counter]":
-    """The written counters, made at first use."""
-    from prometheus_client import Counter
-
-    return (
-        Counter(DRAFTS.name, DRAFTS.help),
-        Counter(DRAFT_TOKENS.name, DRAFT_TOKENS.help),
-        Counter(ACCEPTED_PER_POSITION.name, ACCEPTED_PER_POSITION.help, ["position"]),
-    )
-
-
-@cache
-def _at(position: int) -> Any:
-    """The counter of accepted drafts at a depth: finding one by its label is most of what counting costs a step."""
-    return _counters()[2].labels(position)
-
-
 def count_verified(reqs: Sequence[Any], result: Any) -> None:
     """Counts one verified batch.
 
@@ -149,26 +197,17 @@ def count_verified(reqs: Sequence[Any], result: Any) -> None:
         return
     accepted = result.num_correct_drafts_per_req_cpu
     live = [n for req, n in zip(reqs, accepted, strict=True) if not (req.is_retracted or req.finished())]
-    if not live or result.speculative_num_draft_tokens == 1:  # a step that did not speculate: engine/plain.py
+    if not live or result.speculative_num_draft_tokens == 1:  # a step that did not speculate: engine/decode/plain.py
         return
-    drafts, draft_tokens, _ = _counters()
-    drafts.inc(len(live))
-    draft_tokens.inc(len(live) * (result.speculative_num_draft_tokens - 1))
+    _at(DRAFTS).inc(len(live))
+    _at(DRAFT_TOKENS).inc(len(live) * (result.speculative_num_draft_tokens - 1))
     for position in range(max(live)):
-        _at(position).inc(sum(n > position for n in live))
-
-
-@cache
-def _arm_steps() -> "Counter":
-    from prometheus_client import Counter
-
-    return Counter(ARM_STEPS.name, ARM_STEPS.help, ["arm"])
+        _at(ACCEPTED_PER_POSITION, str(position)).inc(sum(n > position for n in live))
 
 
 @cache
 def _of_arm(arm: Any) -> Any:
-    """The counter of an arm's steps."""
-    return _arm_steps().labels("off" if arm is None else str(arm).strip("()"))
+    return _at(ARM_STEPS, "off" if arm is None else str(arm).strip("()"))
 
 
 def count_step(arm: Any) -> None:
@@ -176,60 +215,27 @@ def count_step(arm: Any) -> None:
     _of_arm(arm).inc()
 
 
-@cache
-def _target_updates() -> "Counter":
-    from prometheus_client import Counter
-
-    return Counter(TARGET_UPDATES.name, TARGET_UPDATES.help, ["route", "outcome"])
-
-
 def count_target_update(route: str, success: bool) -> None:
     """Counts one call of an update route."""
-    _target_updates().labels(route, "written" if success else "refused").inc()
-
-
-@cache
-def _weight_metrics() -> "tuple[Counter, dict[str, Gauge], Histogram]":
-    """Events by kind; the gauges by name; seconds of a swap."""
-    from prometheus_client import Counter, Gauge, Histogram
-
-    shown = (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS, SPECULATING, WATCHED_LENGTH, BASELINE_LENGTH)
-    gauges = {each.name: Gauge(each.name, each.help, multiprocess_mode="mostrecent") for each in shown}
-    seconds = Histogram(SWAP_SECONDS.name, SWAP_SECONDS.help, ["stage"], buckets=SWAP_BUCKETS)
-    return Counter(WEIGHT_EVENTS.name, WEIGHT_EVENTS.help, ["kind"]), gauges, seconds
-
-
-@cache
-def _alarm_metrics() -> "tuple[Counter, Histogram]":
-    """Zeros before the first alarm: a counter that appears only then shows no increase."""
-    from prometheus_client import Counter, Histogram
-
-    alarms = Counter(ALARMS.name, ALARMS.help, ["action"])
-    for action in ("rolled_back", "speculation_off", "none"):
-        alarms.labels(action)
-    return alarms, Histogram(RECOVERY_SECONDS.name, RECOVERY_SECONDS.help, buckets=RECOVERY_BUCKETS)
-
-
-RECOVERY_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 500)
-SWAP_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+    _at(TARGET_UPDATES, route, "written" if success else "refused").inc()
 
 
 def show_event(event: "Event") -> None:
     """Shows what an event changes."""
-    events, gauges, seconds = _weight_metrics()
-    events.labels(event.kind).inc()
-    if event.kind == "target_published":
-        gauges[TARGET_VERSION.name].set(_number(event, "version"))
-    elif event.kind in ("drafter_swapped", "drafter_rolled_back"):
-        gauges[DRAFTER_VERSION.name].set(_number(event, "version"))
-    alarms, recovery = _alarm_metrics()
-    if event.kind == "accept_length_collapsed":
-        alarms.labels(event.detail["action"]).inc()
-    elif event.kind == "drafter_rolled_back":
-        recovery.observe(_number(event, "recovery_s"))
-    elif event.kind == "drafter_swapped":
-        for stage in ("staging", "flip"):
-            seconds.labels(stage).observe(_number(event, f"{stage}_s"))
+    _at(WEIGHT_EVENTS, event.kind).inc()
+    _at(ALARMS, "none")
+    match event.kind:
+        case "target_published":
+            _at(TARGET_VERSION).set(_number(event, "version"))
+        case "accept_length_collapsed":
+            _at(ALARMS, str(event.detail["action"])).inc()
+        case "drafter_rolled_back":
+            _at(DRAFTER_VERSION).set(_number(event, "version"))
+            _at(RECOVERY_SECONDS).observe(_number(event, "recovery_s"))
+        case "drafter_swapped":
+            _at(DRAFTER_VERSION).set(_number(event, "version"))
+            for stage in ("staging", "flip"):
+                _at(SWAP_SECONDS, stage).observe(_number(event, f"{stage}_s"))
 
 
 def _number(event: "Event", name: str) -> float:
@@ -239,59 +245,37 @@ def _number(event: "Event", name: str) -> float:
 
 
 def show_staleness(publications: int | None) -> None:
-    """Shows how many publications of the target the drafter in force has not seen; NaN where nobody knows."""
-    _, gauges, _ = _weight_metrics()
-    gauges[DRAFTER_STALENESS.name].set(math.nan if publications is None else publications)
+    """Shows how many publications of the target the active drafter has not seen; NaN where nobody knows."""
+    _at(DRAFTER_STALENESS).set(math.nan if publications is None else publications)
 
 
 def show_watch(accept_length: float | None, baseline: float | None, speculating: bool) -> None:
     """Shows what the watchdog sees; NaN for what it does not know."""
-    _alarm_metrics()
-    _, gauges, _ = _weight_metrics()
-    gauges[SPECULATING.name].set(speculating)
-    gauges[WATCHED_LENGTH.name].set(math.nan if accept_length is None else accept_length)
-    gauges[BASELINE_LENGTH.name].set(math.nan if baseline is None else baseline)
-
-
-@cache
-def _feature_counters() -> "tuple[Counter, Counter, Counter]":
-    """Tokens sent, their bytes, tokens dropped; zeros before the first one is."""
-    from prometheus_client import Counter
-
-    dropped = Counter(FEATURES_DROPPED.name, FEATURES_DROPPED.help, ["reason"])
-    for reason in ("no_room", "no_trainer"):
-        dropped.labels(reason)
-    sent = Counter(FEATURES_SENT.name, FEATURES_SENT.help)
-    return sent, Counter(FEATURES_SENT_BYTES.name, FEATURES_SENT_BYTES.help), dropped
+    _at(ALARMS, "none")
+    _at(SPECULATING).set(speculating)
+    _at(WATCHED_LENGTH).set(math.nan if accept_length is None else accept_length)
+    _at(BASELINE_LENGTH).set(math.nan if baseline is None else baseline)
 
 
 def count_features_sent(tokens: int, nbytes: int) -> None:
     """Counts one message of features."""
-    sent, sent_bytes, _ = _feature_counters()
-    sent.inc(tokens)
-    sent_bytes.inc(nbytes)
+    _at(FEATURES_SENT).inc(tokens)
+    _at(FEATURES_SENT_BYTES).inc(nbytes)
 
 
 def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]) -> None:
     """Counts tokens whose features are lost."""
-    _feature_counters()[2].labels(reason).inc(tokens)
-
-
-@cache
-def _ignored_fields() -> "tuple[Counter, dict[str, Any]]":
-    """The counter, and its children by name: names are the clients' own, and each is kept for ever."""
-    from prometheus_client import Counter
-
-    return Counter(IGNORED_FIELDS.name, IGNORED_FIELDS.help, ["name"]), {}
+    _at(FEATURES_DROPPED, reason).inc(tokens)
 
 
 def count_ignored(name: str) -> None:
     """Counts a request with a field that was ignored."""
-    counter, of_names = _ignored_fields()
-    if name not in of_names:
-        name = name if len(of_names) < MAX_NAMES else "other"
-        of_names[name] = counter.labels(name)
-    of_names[name].inc()
+    known = _names()
+    name = name if name in known or len(known) < MAX_NAMES else "other"
+    known.add(name)
+    _at(IGNORED_FIELDS, name).inc()
 
 
-MAX_NAMES = 64
+@cache
+def _names() -> set[str]:
+    return set()
