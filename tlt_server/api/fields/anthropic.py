@@ -4,13 +4,7 @@ from tlt_server.api.fields.field import Body, Effect, Field, Server, Table
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import SAMPLING
 from tlt_server.api.fields.openai import MODEL, is_messages
-from tlt_server.api.fields.values import (
-    Count,
-    Object,
-    is_bounded,
-    is_positive,
-    is_schema,
-)
+from tlt_server.api.fields.values import Count, Object, is_bounded, is_positive, is_schema
 from tlt_server.errors import BadRequest
 
 HONOURED, REFUSED, NONE = Effect.HONOURED, Effect.REFUSED, Effect.NONE

@@ -102,6 +102,11 @@ class Field(NamedTuple):
         return self.needs in server.can
 
 
+def fields(names: str, effect: Effect, *rest: Any, **more: Any) -> tuple[Field, ...]:
+    """Fields that are alike but for their names, which are given between blanks."""
+    return tuple(Field(name, effect, *rest, **more) for name in names.split())
+
+
 class Table:
     """The fields of one kind of object.
 

@@ -2,44 +2,10 @@
 
 from typing import Any
 
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table
+from tlt_server.api.fields import values
+from tlt_server.api.fields.field import Body, Effect, Field, Server, Table, fields
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.patterns import is_grammar, is_pattern, is_stop_patterns
-from tlt_server.api.fields.values import (
-    Count,
-    Counts,
-    Flags,
-    Ids,
-    IdsOrLists,
-    Long,
-    Name,
-    Names,
-    Object,
-    Objects,
-    Penalty,
-    Scalar,
-    Share,
-    States,
-    Texts,
-    Warmth,
-    Whole,
-    all_of,
-    is_below,
-    is_bias,
-    is_bounded,
-    is_embeds,
-    is_ids,
-    is_labels,
-    is_new_rid,
-    is_positive,
-    is_prompt_ids,
-    is_replica,
-    is_schema_text,
-    is_stops,
-    is_text,
-    is_top_k,
-    is_top_logprobs,
-)
 from tlt_server.errors import BadRequest
 
 HONOURED, REFUSED, NONE, IGNORED = Effect.HONOURED, Effect.REFUSED, Effect.NONE, Effect.IGNORED
@@ -60,44 +26,34 @@ def one_grammar(params: Body, server: Server) -> None:
         raise BadRequest(f"min_new_tokens: {least} is more than max_new_tokens, {most}")
 
 
+is_factor = values.all_of(values.is_positive, values.is_below(2))
+are_few = values.all_of(values.is_positive, values.is_below(MAX_SAMPLES))
 SAMPLING = Table(
     "SamplingParams",
     [
-        F("max_new_tokens", HONOURED, Count),
-        F("min_new_tokens", HONOURED, Count, neutral=(0,)),
-        F("stop", HONOURED, Texts, check=is_stops),
-        F("stop_token_ids", HONOURED, Ids, check=is_ids),
-        F("stop_regex", HONOURED, Texts, "Python's, without repetitions in repetitions", is_stop_patterns),
-        F("temperature", HONOURED, Warmth, "0 is greedy; up to 1e6", neutral=(1,)),
-        F("top_p", HONOURED, Share, check=is_positive, neutral=(1,)),
-        F("top_k", HONOURED, Whole, "-1 is the whole vocabulary", is_top_k, neutral=(-1,)),
-        F("min_p", HONOURED, Share, neutral=(0,)),
-        F("frequency_penalty", HONOURED, Penalty, needs="plain", neutral=(0,)),
-        F("presence_penalty", HONOURED, Penalty, needs="plain", neutral=(0,)),
-        F("repetition_penalty", HONOURED, float, "", all_of(is_positive, is_below(2)), needs="plain", neutral=(1,)),
-        F("n", HONOURED, Count, f"up to {MAX_SAMPLES}", all_of(is_positive, is_below(MAX_SAMPLES)), neutral=(1,)),
-        F("json_schema", HONOURED, str, "JSON, as text", is_schema_text),
+        F("max_new_tokens", HONOURED, values.Count),
+        F("min_new_tokens", HONOURED, values.Count, neutral=(0,)),
+        F("stop", HONOURED, values.Texts, check=values.is_stops),
+        F("stop_token_ids", HONOURED, values.Ids, check=values.is_ids),
+        F("stop_regex", HONOURED, values.Texts, "Python's, without repetitions in repetitions", is_stop_patterns),
+        F("temperature", HONOURED, values.Warmth, "0 is greedy; up to 1e6", neutral=(1,)),
+        F("top_p", HONOURED, values.Share, check=values.is_positive, neutral=(1,)),
+        F("top_k", HONOURED, values.Whole, "-1 is the whole vocabulary", values.is_top_k, neutral=(-1,)),
+        F("min_p", HONOURED, values.Share, neutral=(0,)),
+        *fields("frequency_penalty presence_penalty", HONOURED, values.Penalty, needs="plain", neutral=(0,)),
+        F("repetition_penalty", HONOURED, float, "", is_factor, needs="plain", neutral=(1,)),
+        F("n", HONOURED, values.Count, f"up to {MAX_SAMPLES}", are_few, neutral=(1,)),
+        F("json_schema", HONOURED, str, "JSON, as text", values.is_schema_text),
         F("regex", HONOURED, str, "", is_pattern),
         F("ebnf", HONOURED, str, "", is_grammar),
-        F("structural_tag", HONOURED, str, "JSON, as text", is_schema_text),
+        F("structural_tag", HONOURED, str, "JSON, as text", values.is_schema_text),
         F("ignore_eos", HONOURED, bool),
-        F("skip_special_tokens", NONE, bool, "of the text"),
-        F("spaces_between_special_tokens", NONE, bool, "of the text"),
-        F("no_stop_trim", NONE, bool, "of the text"),
-        F("stream_interval", NONE, Count, "", is_positive),
-        F("logit_bias", HONOURED, dict[str, float], "by token id", is_bias),
-        F("sampling_seed", IGNORED, Long, "", needs="seeds"),
-        F(
-            "custom_params",
-            NONE,
-            dict[str, Scalar | list[Scalar] | dict[str, Scalar]],
-            "for a custom logit processor",
-            is_bounded,
-        ),
-        *(
-            F(name, REFUSED, Any, INTERNAL)
-            for name in ("stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized")
-        ),
+        *fields("skip_special_tokens spaces_between_special_tokens no_stop_trim", NONE, bool, "of the text"),
+        F("stream_interval", NONE, values.Count, "", values.is_positive),
+        F("logit_bias", HONOURED, dict[str, float], "by token id", values.is_bias),
+        F("sampling_seed", IGNORED, values.Long, "", needs="seeds"),
+        F("custom_params", NONE, values.Params, "for a custom logit processor", values.is_bounded),
+        *fields("stop_strs stop_regex_strs stop_str_max_len stop_regex_max_len is_normalized", REFUSED, Any, INTERNAL),
     ],
     [FOREIGN],
     one_grammar,
@@ -106,97 +62,63 @@ SAMPLING = Table(
 
 PD = "of disaggregation"
 SHARED = (
-    F("rid", NONE, Names, "", is_new_rid),
-    F("lora_path", HONOURED, Names, needs="lora"),
+    F("rid", NONE, values.Names, "", values.is_new_rid),
+    F("lora_path", HONOURED, values.Names, needs="lora"),
     F("routing_key", NONE, str),
-    F("priority", NONE, Whole),
-    F("background", NONE, bool),
-    F("log_metrics", NONE, bool),
-    F("return_prompt_token_ids", NONE, bool),
+    F("priority", NONE, values.Whole),
+    *fields("background log_metrics return_prompt_token_ids", NONE, bool),
     F("modalities", HONOURED, list[str | None], needs=MEDIA),
-    *(F(name, HONOURED, Any, "", is_bounded, needs=MEDIA) for name in ("image_data", "video_data", "audio_data")),
-    *(
-        F(name, REFUSED, Any, INTERNAL)
-        for name in (
-            "lora_id",
-            "http_worker_ipc",
-            "positional_embed_overrides",
-            "external_trace_header",
-            "received_time",
-            "multi_item_delimiter_indices",
-        )
+    *fields("image_data video_data audio_data", HONOURED, Any, "", values.is_bounded, needs=MEDIA),
+    *fields(
+        "lora_id http_worker_ipc positional_embed_overrides external_trace_header received_time"
+        " multi_item_delimiter_indices",
+        REFUSED,
+        Any,
+        INTERNAL,
     ),
 )
 GENERATE_FIELDS = (
     *SHARED,
-    F("text", HONOURED, Texts, "", is_text),
-    F("input_ids", HONOURED, IdsOrLists, "", is_prompt_ids),
-    F("input_embeds", HONOURED, list[list[float | list[float]]], "", is_embeds, needs="embeds"),
-    F("sampling_params", HONOURED, Objects, "an object, or one for each prompt", inner=SAMPLING),
-    F("session_id", NONE, Name),
-    F("session_params", REFUSED, Object, UNSERVED_SESSIONS),
-    F("return_logprob", NONE, Flags),
-    F("logprob_start_len", NONE, Whole | list[Whole | None], "-1: of the response alone", neutral=(-1,)),
-    F("top_logprobs_num", NONE, Counts, "", is_top_logprobs),
-    F("token_ids_logprob", NONE, IdsOrLists, "", is_ids),
-    F("return_text_in_logprobs", NONE, bool),
-    F("return_flat_raw_top_logprobs", NONE, bool),
-    F("return_flat_raw_top_logprobs_b64", NONE, bool),
-    F("return_sampling_mask", NONE, Flags, needs="plain"),
-    F("return_hidden_states", NONE, States, needs="states"),
+    F("text", HONOURED, values.Texts, "", values.is_text),
+    F("input_ids", HONOURED, values.IdsOrLists, "", values.is_prompt_ids),
+    F("input_embeds", HONOURED, list[list[float | list[float]]], "", values.is_embeds, needs="embeds"),
+    F("sampling_params", HONOURED, values.Objects, "an object, or one for each prompt", inner=SAMPLING),
+    F("session_id", NONE, values.Name),
+    F("session_params", REFUSED, values.Object, UNSERVED_SESSIONS),
+    F("return_logprob", NONE, values.Flags),
+    *fields("return_text_in_logprobs return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64", NONE, bool),
+    *fields("stream no_logs", NONE, bool),
+    F("logprob_start_len", NONE, values.Whole | list[values.Whole | None], "-1: of the response alone", neutral=(-1,)),
+    F("top_logprobs_num", NONE, values.Counts, "", values.is_top_logprobs),
+    F("token_ids_logprob", NONE, values.IdsOrLists, "", values.is_ids),
+    F("return_sampling_mask", NONE, values.Flags, needs="plain"),
+    F("return_hidden_states", NONE, values.States, needs="states"),
     F("return_routed_experts", NONE, bool, needs="experts"),
-    F("routed_experts_start_len", NONE, Count),
+    F("routed_experts_start_len", NONE, values.Count),
     F("return_indexer_topk", NONE, bool, needs="indexer"),
-    F("stream", NONE, bool),
-    F("custom_logit_processor", HONOURED, Names, needs="plain"),
+    F("custom_logit_processor", HONOURED, values.Names, needs="plain"),
     F("require_reasoning", HONOURED, bool, needs="reasoning"),
-    F("max_thinking_tokens", HONOURED, Count, needs="thinking"),
-    F("extra_key", NONE, Names, "of the prefix cache"),
-    F("no_logs", NONE, bool),
-    F("custom_labels", NONE, dict[str, str], "", is_labels),
+    F("max_thinking_tokens", HONOURED, values.Count, needs="thinking"),
+    F("extra_key", NONE, values.Names, "of the prefix cache"),
+    F("custom_labels", NONE, dict[str, str], "", values.is_labels),
     F("conversation_id", NONE, str),
-    F("routed_dp_rank", NONE, Count, "", is_replica),
-    F("disagg_prefill_dp_rank", NONE, Count, PD),
-    F("bootstrap_host", NONE, Names, PD),
-    F("bootstrap_port", NONE, Counts, PD),
-    F("bootstrap_room", NONE, Long | list[Long | None], PD),
-    F("bootstrap_pair_key", NONE, Names, PD),
-    F("decode_tp_size", NONE, Counts, PD),
+    F("routed_dp_rank", NONE, values.Count, "", values.is_replica),
+    F("disagg_prefill_dp_rank", NONE, values.Count, PD),
+    *fields("bootstrap_host bootstrap_pair_key", NONE, values.Names, PD),
+    *fields("bootstrap_port decode_tp_size", NONE, values.Counts, PD),
+    F("bootstrap_room", NONE, values.Long | list[values.Long | None], PD),
     F("mm_hashes", HONOURED, list[str | list[str]], needs=MEDIA),
     F("use_audio_in_video", HONOURED, bool, needs=MEDIA),
-    F("images_config", HONOURED, Object, "", is_bounded, needs=MEDIA),
-    *(
-        F(name, HONOURED, Count, needs=MEDIA)
-        for name in ("max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch", "video_max_dynamic_patch")
-    ),
-    *(
-        F(name, REFUSED, Any, INTERNAL)
-        for name in (
-            "return_bytes",
-            "return_entropy",
-            "need_wait_for_mm_inputs",
-            "num_items_assigned",
-            "mm_data_mooncake",
-            "encoder_urls",
-        )
-    ),
+    F("images_config", HONOURED, values.Object, "", values.is_bounded, needs=MEDIA),
+    *fields("max_dynamic_patch min_dynamic_patch", HONOURED, values.Count, needs=MEDIA),
+    *fields("image_max_dynamic_patch video_max_dynamic_patch", HONOURED, values.Count, needs=MEDIA),
+    *fields("return_bytes return_entropy need_wait_for_mm_inputs num_items_assigned", REFUSED, Any, INTERNAL),
+    *fields("mm_data_mooncake encoder_urls", REFUSED, Any, INTERNAL),
 )
 PER_PROMPT = (
-    "rid",
-    "sampling_params",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "return_sampling_mask",
-    "return_hidden_states",
-    "lora_path",
-    "custom_logit_processor",
-    "extra_key",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "bootstrap_pair_key",
-    "decode_tp_size",
+    *("rid", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask"),
+    *("return_hidden_states", "lora_path", "custom_logit_processor", "extra_key", "bootstrap_host", "bootstrap_port"),
+    *("bootstrap_room", "bootstrap_pair_key", "decode_tp_size"),
 )
 
 
@@ -219,7 +141,7 @@ def fits_together(body: Body, server: Server) -> None:
         _is_per_prompt(name, body.get(name), count if several else 0, samples)
     _is_per_prompt("token_ids_logprob", _lists(body.get("token_ids_logprob")), count if several else 0, samples)
     if isinstance(body.get("rid"), str) and several:
-        is_new_rid([f"{body['rid']}_{i}" for i in range(count)], server)
+        values.is_new_rid([f"{body['rid']}_{i}" for i in range(count)], server)
 
 
 def _samples(params: Any) -> int:
@@ -264,7 +186,7 @@ SAMPLING.others |= {
 
 def _is_texts(value: Any, server: Server) -> None:
     for each in [value] if isinstance(value, str) else value:
-        is_text(each, server)
+        values.is_text(each, server)
 
 
 def _embeds_something(body: Body, server: Server) -> None:
@@ -286,12 +208,12 @@ EMBED = Table(
     [
         *SHARED,
         F("text", HONOURED, str | list[str | list[str]], "", _is_texts),
-        F("input_ids", HONOURED, IdsOrLists, "", is_prompt_ids),
-        F("sampling_params", NONE, Objects, "", is_bounded),
+        F("input_ids", HONOURED, values.IdsOrLists, "", values.is_prompt_ids),
+        F("sampling_params", NONE, values.Objects, "", values.is_bounded),
         F("is_cross_encoder_request", HONOURED, bool),
-        F("dimensions", HONOURED, Count),
+        F("dimensions", HONOURED, values.Count),
         F("return_pooled_hidden_states", NONE, bool),
-        *(F(name, REFUSED, Any) for name in ("input_embeds", "embed_overrides", "embed_override_token_id")),
+        *fields("input_embeds embed_overrides embed_override_token_id", REFUSED),
     ],
     [FOREIGN],
     _embeds_something,

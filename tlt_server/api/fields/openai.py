@@ -2,35 +2,10 @@
 
 from typing import Any, Literal
 
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table
+from tlt_server.api.fields import values
+from tlt_server.api.fields.field import Body, Effect, Field, Server, Table, fields
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import (
-    GENERATE,
-    MAX_ROLLOUTS,
-    PD,
-    SAMPLING,
-    one_grammar,
-)
-from tlt_server.api.fields.values import (
-    Count,
-    IdsOrLists,
-    Long,
-    Name,
-    Object,
-    Texts,
-    Whole,
-    is_bounded,
-    is_ids,
-    is_new_rid,
-    is_positive,
-    is_prompt,
-    is_prompt_ids,
-    is_replica,
-    is_schema,
-    is_template_kwargs,
-    is_text,
-    is_top_logprobs,
-)
+from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, PD, SAMPLING, one_grammar
 from tlt_server.errors import BadRequest
 
 HONOURED, REFUSED, NONE, IGNORED = Effect.HONOURED, Effect.REFUSED, Effect.NONE, Effect.IGNORED
@@ -45,18 +20,13 @@ OTHERS = [FOREIGN, ELSEWHERE]
 MODEL = F("model", NONE, str, "there is one; NAME:ADAPTER needs --enable-lora")
 USER = F("user", NONE, str)
 MEDIA = "multimodal"
-RID = F("rid", NONE, Name, "", is_new_rid)
-PRIORITY = F("priority", NONE, Whole)
-
-
-def _as(name: str, native: str) -> Field:
-    """A sampling parameter under a name of OpenAI's."""
-    return SAMPLING.fields[native]._replace(name=name)
+RID = F("rid", NONE, values.Name, "", values.is_new_rid)
+PRIORITY = F("priority", NONE, values.Whole)
 
 
 def is_response_format(value: dict[str, Any], server: Server) -> None:
     """text, json_object, json_schema with a schema, or structural_tag."""
-    is_schema(value, server)
+    values.is_schema(value, server)
     if value.get("type") not in ("text", "json_object", "json_schema", "structural_tag"):
         raise BadRequest("type: text, json_object, json_schema or structural_tag")
     within = value.get("json_schema")
@@ -67,7 +37,7 @@ def is_response_format(value: dict[str, Any], server: Server) -> None:
 
 
 def is_tools(value: list[dict[str, Any]], server: Server) -> None:
-    is_schema(value, server)
+    values.is_schema(value, server)
     for tool in value:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -77,7 +47,7 @@ def is_tools(value: list[dict[str, Any]], server: Server) -> None:
 
 
 def is_messages(value: list[dict[str, Any]], server: Server) -> None:
-    is_bounded(value, server)
+    values.is_bounded(value, server)
     if not value:
         raise BadRequest("a chat without a message")
     for message in value:
@@ -86,7 +56,7 @@ def is_messages(value: list[dict[str, Any]], server: Server) -> None:
             raise BadRequest("role: a text")
         if not isinstance(content, str | list | None):
             raise BadRequest("content: a text, or a list of parts")
-        is_text([content] if isinstance(content, str) else _texts(content or []), server)
+        values.is_text([content] if isinstance(content, str) else _texts(content or []), server)
 
 
 def _texts(parts: list[Any]) -> list[str]:
@@ -101,34 +71,25 @@ def _texts(parts: list[Any]) -> list[str]:
 
 
 SAMPLED = (
-    *(_as(name, name) for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "n")),
-    *(_as(name, name) for name in ("stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p")),
-    *(_as(name, name) for name in ("logit_bias", "regex", "ebnf", "no_stop_trim", "ignore_eos", "custom_params")),
-    _as("skip_special_tokens", "skip_special_tokens"),
-    _as("min_tokens", "min_new_tokens"),
-    _as("seed", "sampling_seed"),
-    *(
-        GENERATE.fields[name]
-        for name in (
-            *("stream", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "session_id"),
-            *("session_params", "routed_dp_rank", "disagg_prefill_dp_rank", "images_config", "lora_path"),
-        )
-    ),
-    MODEL,
-    USER,
-    RID,
-    PRIORITY,
-    F("data_parallel_rank", NONE, Count, "routed_dp_rank is its name", is_replica),
-    F("custom_logit_processor", HONOURED, Name, needs="plain"),
-    F("response_format", HONOURED, Object, "", is_response_format, neutral=()),
+    *(SAMPLING.fields[name] for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "n", "stop")),
+    *(SAMPLING.fields[name] for name in ("stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p")),
+    *(SAMPLING.fields[name] for name in ("logit_bias", "regex", "ebnf", "no_stop_trim", "ignore_eos")),
+    *(SAMPLING.fields[name] for name in ("custom_params", "skip_special_tokens")),
+    SAMPLING.fields["min_new_tokens"]._replace(name="min_tokens"),
+    SAMPLING.fields["sampling_seed"]._replace(name="seed"),
+    *(GENERATE.fields[name] for name in ("stream", "return_hidden_states", "return_routed_experts", "session_id")),
+    *(GENERATE.fields[name] for name in ("routed_experts_start_len", "session_params", "routed_dp_rank")),
+    *(GENERATE.fields[name] for name in ("disagg_prefill_dp_rank", "images_config", "lora_path")),
+    *(MODEL, USER, RID, PRIORITY),
+    F("data_parallel_rank", NONE, values.Count, "routed_dp_rank is its name", values.is_replica),
+    F("custom_logit_processor", HONOURED, values.Name, needs="plain"),
+    F("response_format", HONOURED, values.Object, "", is_response_format, neutral=()),
     F("stream_options", NONE, dict[str, bool | None], "include_usage, continuous_usage_stats"),
-    F("return_cached_tokens_details", NONE, bool),
-    F("return_token_ids", NONE, bool),
-    F("extra_key", NONE, Name, "of the prefix cache"),
-    F("cache_salt", NONE, Name, "of the prefix cache"),
-    F("bootstrap_host", NONE, Name, PD),
-    F("bootstrap_port", NONE, Count, PD),
-    F("bootstrap_room", NONE, Long, PD),
+    *fields("return_cached_tokens_details return_token_ids", NONE, bool),
+    *fields("extra_key cache_salt", NONE, values.Name, "of the prefix cache"),
+    F("bootstrap_host", NONE, values.Name, PD),
+    F("bootstrap_port", NONE, values.Count, PD),
+    F("bootstrap_room", NONE, values.Long, PD),
 )
 
 
@@ -142,7 +103,7 @@ def _completes(body: Body, server: Server) -> None:
     _few(len(prompt) if several else 1, body)
     rid = body.get("rid")
     if several and isinstance(rid, str):
-        is_new_rid([f"{rid}_{i}" for i in range(len(prompt))], server)
+        values.is_new_rid([f"{rid}_{i}" for i in range(len(prompt))], server)
     _one_grammar(body, server)
 
 
@@ -167,14 +128,14 @@ COMPLETION = Table(
     "CompletionRequest",
     [
         *SAMPLED,
-        F("prompt", HONOURED, str | list[str | int | list[int]], "", is_prompt),
-        F("max_tokens", HONOURED, Count, "16 if not given", is_positive),
-        F("logprobs", NONE, Count, "", is_top_logprobs),
+        F("prompt", HONOURED, str | list[str | int | list[int]], "", values.is_prompt),
+        F("max_tokens", HONOURED, values.Count, "16 if not given", values.is_positive),
+        F("logprobs", NONE, values.Count, "", values.is_top_logprobs),
         F("echo", NONE, bool),
         GENERATE.fields["custom_labels"],
-        F("best_of", REFUSED, Count, "draw n and choose", neutral=(1,)),
+        F("best_of", REFUSED, values.Count, "draw n and choose", neutral=(1,)),
         F("suffix", HONOURED, str, needs="suffixes"),
-        _as("json_schema", "json_schema"),
+        SAMPLING.fields["json_schema"],
     ],
     OTHERS,
     _completes,
@@ -192,10 +153,10 @@ def _chats(body: Body, server: Server) -> None:
 
 Effort = float | Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TEMPLATED = (
-    F("tools", HONOURED, list[Object], "", is_tools),
-    F("tool_choice", HONOURED, str | Object, "", is_bounded),
+    F("tools", HONOURED, list[values.Object], "", is_tools),
+    F("tool_choice", HONOURED, str | values.Object, "", values.is_bounded),
     F("reasoning_effort", HONOURED, Effort, "by templates that know it"),
-    F("chat_template_kwargs", HONOURED, Object, "by templates that know it", is_template_kwargs),
+    F("chat_template_kwargs", HONOURED, values.Object, "by templates that know it", values.is_template_kwargs),
     F("continue_final_message", HONOURED, bool),
 )
 CHAT = Table(
@@ -203,20 +164,16 @@ CHAT = Table(
     [
         *SAMPLED,
         *TEMPLATED,
-        F("messages", HONOURED, list[Object], "", is_messages),
-        F("input_ids", HONOURED, list[int], "the prompt, instead of the template's", is_prompt_ids),
-        F("max_tokens", HONOURED, Count, "", is_positive),
-        F("max_completion_tokens", HONOURED, Count, "", is_positive),
+        F("messages", HONOURED, list[values.Object], "", is_messages),
+        F("input_ids", HONOURED, list[int], "the prompt, instead of the template's", values.is_prompt_ids),
+        *fields("max_tokens max_completion_tokens", HONOURED, values.Count, "", values.is_positive),
         F("logprobs", NONE, bool),
-        F("top_logprobs", NONE, Count, "", is_top_logprobs),
+        F("top_logprobs", NONE, values.Count, "", values.is_top_logprobs),
         F("parallel_tool_calls", HONOURED, bool, neutral=(True,)),
-        F("reasoning", HONOURED, Object, "effort, enabled; by templates that know it", is_bounded),
+        F("reasoning", HONOURED, values.Object, "effort, enabled; by templates that know it", values.is_bounded),
         F("task", REFUSED, str, "of DeepSeek-V4's encoder"),
-        F("return_prompt_token_ids", NONE, bool),
-        F("return_meta_info", NONE, bool),
-        F("separate_reasoning", NONE, bool),
-        F("stream_reasoning", NONE, bool),
-        *(F(name, HONOURED, Count, needs=MEDIA) for name in ("max_dynamic_patch", "min_dynamic_patch")),
+        *fields("return_prompt_token_ids return_meta_info separate_reasoning stream_reasoning", NONE, bool),
+        *fields("max_dynamic_patch min_dynamic_patch", HONOURED, values.Count, needs=MEDIA),
         F("use_audio_in_video", HONOURED, bool, needs=MEDIA),
     ],
     [
@@ -230,8 +187,8 @@ TOKENIZE = Table(
     "TokenizeRequest",
     [
         MODEL,
-        F("prompt", HONOURED, Texts, "", is_text),
-        F("messages", HONOURED, list[Object], "", is_messages),
+        F("prompt", HONOURED, values.Texts, "", values.is_text),
+        F("messages", HONOURED, list[values.Object], "", is_messages),
         F("add_special_tokens", HONOURED, bool),
         *TEMPLATED,
     ],
@@ -239,6 +196,6 @@ TOKENIZE = Table(
 )
 DETOKENIZE = Table(
     "DetokenizeRequest",
-    [MODEL, F("tokens", HONOURED, IdsOrLists, "", is_ids), F("skip_special_tokens", HONOURED, bool)],
+    [MODEL, F("tokens", HONOURED, values.IdsOrLists, "", values.is_ids), F("skip_special_tokens", HONOURED, bool)],
     [FOREIGN],
 )

@@ -2,43 +2,34 @@
 
 from typing import Any, Literal
 
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table
+from tlt_server.api.fields import values
+from tlt_server.api.fields.field import Body, Effect, Field, Server, Table, fields
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS
 from tlt_server.api.fields.openai import MODEL, PRIORITY, USER
-from tlt_server.api.fields.values import (
-    Count,
-    Name,
-    is_new_rid,
-    is_positive,
-    is_prompt,
-    is_prompt_ids,
-    is_text,
-)
 from tlt_server.errors import BadRequest
 
 HONOURED, REFUSED, NONE = Effect.HONOURED, Effect.REFUSED, Effect.NONE
 F = Field
-RID_LIST = F("rid", NONE, Name | list[Name], "", is_new_rid)
-OVERRIDES = "not served"
+RID_LIST = F("rid", NONE, values.Name | list[values.Name], "", values.is_new_rid)
 EMBEDDING = Table(
     "EmbeddingRequest",
     [
-        F("input", HONOURED, str | list[str | int | list[int]], "of a multimodal model: /encode", is_prompt),
+        F("input", HONOURED, str | list[str | int | list[int]], "of a multimodal model: /encode", values.is_prompt),
         MODEL,
         F("encoding_format", NONE, Literal["float", "base64"]),
-        F("dimensions", HONOURED, Count, "", is_positive),
+        F("dimensions", HONOURED, values.Count, "", values.is_positive),
         USER,
         RID_LIST,
         PRIORITY,
         GENERATE.fields["lora_path"],
-        *(F(name, REFUSED, Any, OVERRIDES) for name in ("embed_override_token_id", "embed_overrides")),
+        *fields("embed_override_token_id embed_overrides", REFUSED, Any, "not served"),
     ],
     [FOREIGN],
 )
 CLASSIFY = Table(
     "ClassifyRequest",
-    [F("input", HONOURED, str | list[str | int], "", is_prompt), MODEL, USER, RID_LIST, PRIORITY],
+    [F("input", HONOURED, str | list[str | int], "", values.is_prompt), MODEL, USER, RID_LIST, PRIORITY],
     [FOREIGN],
 )
 
@@ -58,17 +49,13 @@ def _scores(body: Body, server: Server) -> None:
 SCORE = Table(
     "ScoringRequest",
     [
-        F("query", HONOURED, str | list[int], "", is_prompt),
-        F("items", HONOURED, str | list[str | list[int]], "", is_prompt),
-        F("label_token_ids", HONOURED, list[int], "", is_prompt_ids),
-        F("apply_softmax", HONOURED, bool),
-        F("item_first", HONOURED, bool),
+        F("query", HONOURED, str | list[int], "", values.is_prompt),
+        F("items", HONOURED, str | list[str | list[int]], "", values.is_prompt),
+        F("label_token_ids", HONOURED, list[int], "", values.is_prompt_ids),
+        *fields("apply_softmax item_first", HONOURED, bool),
         F("return_pooled_hidden_states", NONE, bool, needs="embedding"),
         MODEL,
-        *(
-            F(name, REFUSED, Any, OVERRIDES)
-            for name in ("embed_override_token_id", "query_embed_overrides", "item_embed_overrides")
-        ),
+        *fields("embed_override_token_id query_embed_overrides item_embed_overrides", REFUSED, Any, "not served"),
     ],
     [FOREIGN],
     _scores,
@@ -78,10 +65,10 @@ SCORE = Table(
 RERANK = Table(
     "V1RerankReqInput",
     [
-        F("query", HONOURED, str, "", is_text),
-        F("documents", HONOURED, list[str], "", is_text),
-        F("instruct", HONOURED, str, "", is_text),
-        F("top_n", NONE, Count, "", is_positive),
+        F("query", HONOURED, str, "", values.is_text),
+        F("documents", HONOURED, list[str], "", values.is_text),
+        F("instruct", HONOURED, str, "", values.is_text),
+        F("top_n", NONE, values.Count, "", values.is_positive),
         F("return_documents", NONE, bool),
     ],
     [{"model": MODEL}, FOREIGN],

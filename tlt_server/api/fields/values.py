@@ -7,11 +7,12 @@ import msgspec
 from msgspec import Meta
 
 from tlt_server.api.fields.field import Check, Server, brief
+from tlt_server.engine.requests.ranges import INT32, INT64
 from tlt_server.errors import BadRequest
 
-Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Whole = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-Long = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=INT32[-1])]
+Whole = Annotated[int, Meta(ge=INT32[0], le=INT32[-1])]
+Long = Annotated[int, Meta(ge=INT64[0], le=INT64[-1])]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Warmth = Annotated[float, Meta(ge=0, le=1e6)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -23,6 +24,7 @@ Texts = str | list[str]
 Object = dict[str, Any]
 Objects = dict[str, Any] | list[dict[str, Any]]
 Scalar = str | int | float | bool | None
+Params = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
 Flags = bool | list[bool | None]
 Counts = Count | list[Count | None]
 States = bool | Literal["last"] | list[bool | Literal["last"]]

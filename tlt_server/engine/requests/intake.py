@@ -30,6 +30,8 @@ from sglang.srt.managers.io_struct import (
     UnloadLoRAAdapterReqInput,
 )
 
+from tlt_server.engine.requests.ranges import FLOAT32, INT32, INT64
+
 logger = logging.getLogger(__name__)
 
 BATCHES = (BatchTokenizedGenerateReqInput, BatchTokenizedEmbeddingReqInput)
@@ -47,9 +49,6 @@ FAILED: Mapping[type, Callable[[str], Any]] = {
 }
 """Answers of the kinds that whoever asked waits for; without one it would wait for ever. Updates have their own
 (engine/routing.py); nobody waits for those of the rest."""
-FLOAT32 = 3.4028234e38
-INT32 = range(-(2**31), 2**31)
-INT64 = range(-(2**63), 2**63)
 
 
 def handle(scheduler: Any, recv_req: Any) -> Any:
