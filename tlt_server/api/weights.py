@@ -18,19 +18,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import TargetShare
 
 from tlt_server.api.scheduler import as_json, ask, body, tell, tokenizer_manager
-from tlt_server.engine.messages import (
-    Begin,
-    Continuing,
-    End,
-    Hold,
-    Name,
-    Pausing,
-    ReadEvents,
-    ReadVersions,
-    Release,
-    Resume,
-    Share,
-)
+from tlt_server.engine import messages
 
 router = APIRouter()
 
@@ -79,14 +67,14 @@ async def begin_weight_update(
 ) -> Response:
     """Opens a publication of the target that `/end_weight_update` closes. One that may be partial leaves in force what
     it does not carry."""
-    return await _as_upstream(ask(Begin(selector, allow_partial)), "A weight update is open.")
+    return await _as_upstream(ask(messages.Begin(selector, allow_partial)), "A weight update is open.")
 
 
 @router.post("/end_weight_update")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def end_weight_update() -> Response:
     """Closes it: the target's version grows, if anything was written. 400 where that was not the whole target."""
-    return await _as_upstream(ask(End()), "The weight update is complete.")
+    return await _as_upstream(ask(messages.End()), "The weight update is complete.")
 
 
 # Routes of upstream's with the same answers: registered before SGLang's own, they take their place.
@@ -101,7 +89,7 @@ async def pause_generation(obj: Annotated[PauseGenerationReqInput, Body()], requ
 
     tokenizer_manager().auto_create_handle_loop()
     if obj.mode == "abort":
-        tell(Pausing())
+        tell(messages.Pausing())
     return await _in_turn(http_server.pause_generation(obj, request), _switching)
 
 
@@ -113,7 +101,7 @@ async def continue_generation(obj: Annotated[ContinueGenerationReqInput, Body()]
     from sglang.srt.entrypoints import http_server
 
     tokenizer_manager().auto_create_handle_loop()
-    ended = await _as_upstream(ask(Continuing()), "")
+    ended = await _as_upstream(ask(messages.Continuing()), "")
     answer = await _in_turn(http_server.continue_generation(obj, request), _switching)
     return answer if ended.status_code == 200 else ended
 
@@ -131,7 +119,7 @@ async def update_weights_from_disk(obj: Annotated[UpdateWeightFromDiskReqInput, 
 @router.get("/weight_version")
 async def get_weight_version() -> Response:
     """Upstream's refuses, where trainers still ask. What it was called before it did, and is again in SGLang 0.5.23."""
-    answers = await ask(ReadVersions())
+    answers = await ask(messages.ReadVersions())
     assert answers[0].versions is not None
     return as_json({"weight_version": answers[0].versions.target.weight_version})
 
@@ -144,7 +132,7 @@ async def update_weight_version(obj: Annotated[UpdateWeightVersionReqInput, Body
 
     answer = await http_server.update_weight_version(obj, request)
     if answer.status_code == 200:
-        await ask(Name(obj.new_version))
+        await ask(messages.Name(obj.new_version))
     return answer
 
 
@@ -157,19 +145,19 @@ async def release_memory_occupation(tags: Annotated[list[str] | None, Body(embed
     try:
         while not await _all_hold(tags, last=time.monotonic() > until):
             await asyncio.sleep(IDLE_S / 20)
-        await ask(Release(tags))
+        await ask(messages.Release(tags))
     finally:
-        await ask(Hold(False))
+        await ask(messages.Hold(False))
 
 
 async def _all_hold(tags: list[str] | None, *, last: bool) -> bool:
     """Whether no replica runs a step any more; raises why, the `last` time."""
     try:
-        await ask(Hold(True, tags))
+        await ask(messages.Hold(True, tags))
     except HTTPException as refused:
         if refused.status_code != 409 or last:
             raise
-        await ask(Hold(False))
+        await ask(messages.Hold(False))
         return False
     return True
 
@@ -178,7 +166,7 @@ async def _all_hold(tags: list[str] | None, *, last: bool) -> bool:
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def resume_memory_occupation(tags: Annotated[list[str] | None, Body(embed=True)] = None) -> None:
     """Takes it back; what of it was never released is left alone."""
-    await ask(Resume(tags))
+    await ask(messages.Resume(tags))
 
 
 @router.post("/tlt/v1/target/share")
@@ -195,7 +183,7 @@ async def share(request: Request) -> Response:
             400, f"path {wanted.path!r} must be absolute: it is a folder to make on the server's machine"
         )
     until = time.monotonic() + SHARING_S
-    while not (shared := [answer.shared for answer in await ask(Share(wanted.path)) if answer.shared]):
+    while not (shared := [answer.shared for answer in await ask(messages.Share(wanted.path)) if answer.shared]):
         if time.monotonic() > until:
             raise HTTPException(504, f"{wanted.path} is not written after {SHARING_S:.0f} s")
         await asyncio.sleep(PAUSE_S)
@@ -205,6 +193,6 @@ async def share(request: Request) -> Response:
 @router.get("/tlt/v1/events")
 async def events(after: int = 0) -> Response:
     """What happened after the event of this number, oldest first: a list of the client's `Event`."""
-    answers = await ask(ReadEvents(after))
+    answers = await ask(messages.ReadEvents(after))
     found = [event for answer in answers for event in answer.events or []]
     return as_json(sorted(found, key=lambda event: event.time))

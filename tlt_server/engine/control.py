@@ -18,39 +18,10 @@ from sglang.srt.managers.io_struct import (
 )
 from tlt_client.schemas import SharedTarget
 
+from tlt_server.engine import messages
 from tlt_server.engine.decode.crediting import stamping_launched
-from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.features.sharing import Sharing
-from tlt_server.engine.messages import (
-    Announce,
-    Answer,
-    Ask,
-    Begin,
-    Commit,
-    Continuing,
-    End,
-    Freeze,
-    HearTrainer,
-    Hold,
-    Learn,
-    Name,
-    OfDrafter,
-    Offer,
-    OfWeights,
-    Pausing,
-    Probe,
-    ReadEvents,
-    ReadLearned,
-    ReadVersions,
-    Release,
-    Resume,
-    RollBack,
-    SetWatchdog,
-    Share,
-    Wish,
-    pack,
-    unpack_ask,
-)
+from tlt_server.engine.messages import Answer, Ask, pack, unpack_ask
 from tlt_server.engine.requests.aborts import answer_waiting
 from tlt_server.engine.requests.eras import renaming_waiting
 from tlt_server.engine.requests.held import flush_under_load, queue_what_ends
@@ -118,13 +89,13 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
     """The edge beyond which an exception would end the server."""
     try:
         ask = unpack_ask(recv_req.body)
-        if isinstance(ask, Pausing):
+        if isinstance(ask, messages.Pausing):
             scheduler.weight_updater.state.publications.paused()
             return None  # nobody waits for an answer: it would be taken for that of another message
-        if isinstance(ask, Announce):
+        if isinstance(ask, messages.Announce):
             scheduler.weight_updater.state.speculation.hear(ask.table)
             return None
-        if isinstance(ask, Probe):
+        if isinstance(ask, messages.Probe):
             _drafter(scheduler.weight_updater.state).probe(ask.why)
             return None
         answer = _answer(scheduler, ask)
@@ -143,25 +114,28 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
     state = router.state
     state.publications.tick()
     match ask:
-        case ReadVersions() | Pausing() | Announce() | Probe():
+        case messages.ReadVersions() | messages.Pausing() | messages.Announce() | messages.Probe():
             pass
-        case ReadEvents(after):
+        case messages.ReadEvents(after):
             return Answer(events=state.events.after(after))
-        case HearTrainer(trainer):
+        case messages.HearTrainer(trainer):
             state.hear_trainer(trainer)
-        case ReadLearned():
+        case messages.ReadLearned():
             _drafter(state)
             return Answer(learned=state.speculation.learned())
-        case Wish() | Learn():
+        case messages.Wish(update):
             _drafter(state)
-            _choose(state.speculation, ask)
-        case Share(path):
+            state.speculation.wish(update)
+        case messages.Learn(learned):
+            _drafter(state)
+            state.speculation.learn(learned)
+        case messages.Share(path):
             router.memory.require_weights()
             return Answer(shared=_shared(scheduler, path))
-        case Begin() | End() | Continuing() | Name() | Hold() | Release() | Resume():
-            _publish(router, ask)
-        case _:
+        case messages.Offer() | messages.Commit() | messages.RollBack() | messages.Freeze() | messages.SetWatchdog():
             _steer(router, ask)
+        case _:
+            _publish(router, ask)
     return Answer(
         versions=state.versions(),
         speculation=state.speculation.describe(),
@@ -171,54 +145,42 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
     )
 
 
-def _publish(router: Any, ask: OfWeights) -> None:
+def _publish(router: Any, ask: messages.OfWeights) -> None:
     publications = router.state.publications
     match ask:
-        case Begin(selector, allow_partial):
+        case messages.Begin(selector, allow_partial):
             router.begin(selector, allow_partial=allow_partial)
-        case End():
+        case messages.End():
             router.end()
-        case Continuing():
+        case messages.Continuing():
             require_whole(publications.continued())
-        case Name(weight_version):
+        case messages.Name(weight_version):
             publications.named(weight_version)
-        case Hold() | Release():
-            _lend(router, ask)
-        case Resume(tags):
+        case messages.Hold(on, tags):
+            router.memory.promise(tags, on=on)
+        case messages.Release(tags):
+            if router.state.sharing is not None:
+                router.state.sharing.wait()  # it reads what may be offloaded
+            router.memory.lend(tags)
+        case messages.Resume(tags):
             router.memory.take_back(tags)
 
 
-def _choose(speculation: Speculation, ask: Wish | Learn) -> None:
-    if isinstance(ask, Wish):
-        speculation.wish(ask.update)
-    else:
-        speculation.learn(ask.learned)
-
-
-def _steer(router: Any, ask: OfDrafter) -> None:
+def _steer(router: Any, ask: messages.OfDrafter) -> None:
     drafter = _drafter(router.state)
-    if isinstance(ask, Offer | Commit | RollBack):
+    if isinstance(ask, messages.Offer | messages.Commit | messages.RollBack):
         router.memory.require_weights()
     match ask:
-        case Offer():
+        case messages.Offer():
             drafter.offer(ask)
-        case Commit(version):
+        case messages.Commit(version):
             drafter.commit(version)
-        case RollBack():
+        case messages.RollBack():
             drafter.roll_back("it was asked for")
-        case Freeze(frozen):
+        case messages.Freeze(frozen):
             drafter.freeze(frozen)
-        case SetWatchdog(mode):
+        case messages.SetWatchdog(mode):
             drafter.set_watchdog(mode)
-
-
-def _lend(router: Any, ask: Hold | Release) -> None:
-    if isinstance(ask, Hold):
-        router.memory.promise(ask.tags, on=ask.on)
-        return
-    if router.state.sharing is not None:
-        router.state.sharing.wait()  # it reads what may be lent
-    router.memory.lend(ask.tags)
 
 
 def _shared(scheduler: Any, path: str) -> SharedTarget | None:

@@ -56,8 +56,8 @@ def add_counts_to_meta_info(meta_info: dict[str, Any]) -> None:
     """Completes the speculation counts in a response's meta_info, in place, under old and new names.
 
     A tree verifies `num_draft_tokens` tokens of which one, the root, was sampled before: that many less one were
-    proposed. Each pass may have had another arm; their mean comes as `spec_cap_length` (engine/crediting.py). Upstream
-    0.5.17 has renamed its keys; RL trainers read the names of before.
+    proposed. Each pass may have had another arm; their mean comes as `spec_cap_length` (engine/decode/crediting.py).
+    Upstream 0.5.17 has renamed its keys; RL trainers read the names of before.
     """
     passes = meta_info.get("spec_verify_ct")
     if not passes:

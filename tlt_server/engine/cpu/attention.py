@@ -1,11 +1,8 @@
 """Attention in plain torch, for a machine without a GPU: one gather and one dense product for a batch, trees included.
 
-Upstream's `torch_native` backend walks over the requests in every layer and knows neither tree verification nor
-multi-step drafting. Here the places and the mask of a forward pass are laid out once, in `init_forward_metadata`, and
-every layer reuses them. It is the reference that a GPU backend's tree attention is compared with.
-
-Every decode-like pass has the same shape: a request's committed prefix, padded to the longest of the batch, then a
-few new tokens whose mutual visibility is what distinguishes the passes:
+Upstream's `torch_native` walks over the requests in every layer and knows neither tree verification nor multi-step
+drafting. Here places and mask of a pass are laid out once, in `init_forward_metadata`. Every decode-like pass is a
+request's committed prefix, padded to the longest of the batch, then a few new tokens:
 
     decode          one new token, which sees itself
     verify          `num_draft_tokens` nodes; a node sees its ancestors (EAGLE-2's tree mask, arXiv 2406.16858)
@@ -105,31 +102,13 @@ class CpuAttnBackend(TorchNativeAttnBackend):
             return [lay_out(rows, prefix, causal.expand(len(rows), -1, -1))]
         return [lay_out(rows[i : i + 1], prefix[i : i + 1], causal[None, :n, :n]) for i, n in enumerate(lens)]
 
-    def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: "RadixAttention",
-        forward_batch: "ForwardBatch",
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        if not _is_plain_causal(layer):
-            return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: "RadixAttention", *rest: Any, **named: Any) -> torch.Tensor:
+        forward = self._forward if _is_plain_causal(layer) else super().forward_extend
+        return forward(q, k, v, layer, *rest, **named)
 
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: "RadixAttention",
-        forward_batch: "ForwardBatch",
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        if not _is_plain_causal(layer):
-            return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: "RadixAttention", *rest: Any, **named: Any) -> torch.Tensor:
+        forward = self._forward if _is_plain_causal(layer) else super().forward_decode
+        return forward(q, k, v, layer, *rest, **named)
 
     def _forward(
         self,
@@ -138,7 +117,7 @@ class CpuAttnBackend(TorchNativeAttnBackend):
         v: torch.Tensor | None,
         layer: "RadixAttention",
         forward_batch: "ForwardBatch",
-        save_kv_cache: bool,
+        save_kv_cache: bool = True,
     ) -> torch.Tensor:
         pool = self.token_to_kv_pool
         if save_kv_cache and k is not None:

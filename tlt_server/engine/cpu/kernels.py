@@ -1,17 +1,9 @@
 """The module that SGLang 0.5.17 imports as `sgl_kernel` on a machine without a GPU, in plain torch.
 
-Upstream ships `sgl_kernel` as compiled code and has no CPU wheel of it. These are the functions that EAGLE decoding
-takes from it, under upstream's names and argument names (its misspelt `retrive` included), with upstream's contracts on
-what is written in place. One step of speculative decoding, and where its reference lies:
-
-    draft     where the drafter writes its keys                  kernels_cache.py
-    build     the drafter's beams become a tree of nodes         kernels_tree.py
-    filter    what may be sampled after a node                   sampling.py
-    verify    walk the tree along the target's own choices       kernels_verify.py
-    commit    keep the accepted nodes' keys, find the next root  kernels_cache.py
-
-They are also what GPU kernels are tested against. Nothing here registers `torch.ops.sgl_kernel.*`: the mere presence of
-such an operator makes upstream take its AMX code paths.
+These are the functions that EAGLE decoding takes from it, under upstream's names and argument names (its misspelt
+`retrive` included), with upstream's contracts on what is written in place. They are also what GPU kernels are tested
+against. Nothing here registers `torch.ops.sgl_kernel.*`: the mere presence of such an operator makes upstream take its
+AMX code paths.
 """
 
 from tlt_server.engine.cpu.cache import (

@@ -4,7 +4,7 @@ Both functions emit exactly what plain decoding emits, whatever was proposed: th
 distribution when sampling. A drafter only decides how many tokens one pass of the target yields.
 
 Shapes: bs requests, `nodes` tree nodes each (node 0 is the root, the last committed token), at most `depth` nodes on a
-path, the root counted. The links are kernels_tree.py's. Both functions write
+path, the root counted. The links are tree.py's. Both functions write
 
     predicts          [bs * nodes] int32: at each accepted node, the token emitted after it; the rest is left as it is
     accept_index      [bs, depth] int32: the accepted nodes, root first, by `retrive_index`; then -1
@@ -170,10 +170,9 @@ def tree_speculative_sampling_target_only(
     """Sample from the target, staying in the tree for as long as the draws do.
 
     Speculative sampling (arXiv 2211.17192, 2302.01318) over the children of a node (SpecInfer, arXiv 2305.09781), with
-    each proposal taken as certain, that is, of draft probability 1. A child of target probability p is then accepted
-    with probability p, and the next one with its share of what remains: one coin against the children's accumulated
-    mass does the same. If all are refused, the token is drawn from the target without them. So the token emitted after
-    a node is distributed as the target's row, and the next node has a coin of its own.
+    draft probability 1: a child of target probability p is accepted with probability p, the next one with its share of
+    what remains, which one coin against the accumulated mass decides. If all are refused, the token is drawn from the
+    target without them.
 
     Reads
         candidates, retrive_*   [bs, nodes] int64: the nodes' tokens, and the links

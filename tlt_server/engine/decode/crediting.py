@@ -1,8 +1,7 @@
-"""Which weights sampled which token: noted when a step's result is settled, from what was in force at its launch.
+"""Which weights sampled which token: noted when a step's result is settled, from what was active at its launch.
 
-Under overlap a step is settled after the next one was launched, and weights may have changed in between. They seldom
-do, so nothing is noted at a launch; when they do, the results that are still under way are stamped with what was in
-force before.
+Under overlap a step is settled after the next one was launched. Nothing is noted at a launch; where weights change in
+between, the results that are still under way are stamped with what was active before.
 """
 
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ def _weights(stamp: Stamp) -> tuple[int, int | None]:
 
 def _count_pass(req: Any, arm: Any) -> None:
     """Counts the drafts that a pass verified, in a field of upstream's that no EAGLE worker uses and that reaches the
-    response (api/requests.py). What upstream is about to count of a pass that verified none, it takes back."""
+    response (api/rollouts/requests.py). What upstream is about to count of a pass that verified none, it takes back."""
     if arm is not None:
         req.spec_num_cap_tokens += arm.num_draft_tokens - 1
         return

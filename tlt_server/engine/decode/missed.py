@@ -1,17 +1,9 @@
 """What the drafter missed while steps did not speculate, and how it catches up when they do again.
 
 The drafter's keys and values of a position are made of the target's hidden state there and of the token that follows.
-A plain step has both. They are kept for the last `WINDOW` positions of each request, in a ring; before a request's
-first step with an arm, the drafter reads what it has missed of them. That gives the step its proposal, too.
-What lies farther back stays unknown to the drafter (engine/plain.py).
-
-It costs a plain step two small copies, and the first step with an arm a pass of the drafter, one layer and the head.
-Where no request has missed more than the arm accepts in a few steps, as after a look at off, that is the arm's
-draft-extend in its CUDA graph, up to `PASSES` times: what was missed stands where accepted tokens stand. On an H200, at
-8 requests of a 7B target, there and back took 0.7 ms, mostly of one such pass (`switching_ms_off`, twice, in
-benchmarks/results/switching.h200.json). Otherwise it is a prefill of the drafter, over at most `WINDOW` tokens of each
-request, without a graph; flashinfer's plan for it reads lengths back from the GPU, and the step is launched late. To
-run the drafter in every plain step instead would keep it whole, at a layer's cost in every step.
+A plain step has both; they are kept for the last `WINDOW` positions of each request, in a ring. Before a request's
+first step with an arm the drafter reads them, which gives the step its proposal too: by the arm's draft-extend in its
+CUDA graph, up to `PASSES` times, or else by a prefill. What lies farther back stays unknown to it.
 """
 
 import copy
@@ -26,9 +18,9 @@ from sglang.srt.speculative.eagle_utils import get_draft_input_from_target_hidde
 from sglang.srt.speculative.spec_utils import fast_topk
 
 WINDOW = 128
-"""Tokens of a request, if there is memory for as many."""
+"""Positions of a request, if there is memory for as many."""
 PASSES = 4
-"""Of draft-extend, at most; so many are reckoned to take less than a prefill, which has not been measured."""
+"""Of draft-extend, at most: reckoned to take less than a prefill, whose plan waits for the GPU."""
 MEMORY = 256 << 20
 """Bytes for the states of all requests together."""
 
@@ -75,8 +67,6 @@ class Missed:
 
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
         """Catches up by draft-extends of the arm in force, as many as it takes.
-
-        The first waits for nothing; the plan of another, until the GPU has begun the one before (engine/planning.py).
 
         Args:
             batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is

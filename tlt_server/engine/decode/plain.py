@@ -1,13 +1,11 @@
 """Decode steps of the target alone, within upstream's EAGLE worker: what *off* is.
 
-A pass of one token a request and a draw, as a server without a drafter runs them: its sampler, and CUDA graphs of the
-same shape. What the worker adds must cost next to nothing, and above all must not wait for the GPU: a step is launched
-while the one before it runs, and whoever waits for its end lets the GPU idle while the next one is prepared. So nothing
-here is read back, and nothing that Python holds is copied to the GPU; what is the same in every step is made once.
+A pass of one token a request and a draw, as a server without a drafter runs them. Nothing here waits for the GPU: a
+step is launched while the one before it runs, so nothing is read back, nothing that Python holds is copied over, and
+what is the same in every step is made once.
 
-The drafter does not run. It has no keys and values for what is decoded meanwhile; its places in the pool are zeroed, so
-that it attends to nothing there rather than to what an earlier request left. What it needs to catch up is kept for a
-while (engine/missed.py).
+The drafter does not run. Its places in the pool are zeroed, so that it attends to nothing there rather than to what an
+earlier request left; what it needs to catch up is kept for a while (missed.py).
 """
 
 import copy
@@ -35,8 +33,7 @@ from tlt_server.engine.graphs.workspace import trim
 class PlainSteps:
     """The plain decode steps of an EAGLE worker whose pools and attention backends are ready.
 
-    Upstream's model runner reads in many places whether it is one of a speculative server. This one is a copy that is
-    not: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own.
+    Its model runner is a copy: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -132,8 +129,7 @@ class PlainSteps:
 
 
 class OneLaw(Sampler):
-    """Upstream's sampler, by the one law of filters on a CPU too (engine/sampling.py), and with fewer kernels to launch
-    where nobody asks for filters or probabilities."""
+    """Upstream's sampler, by the one law of filters (sampling.py), and with fewer kernels where nobody asks for any."""
 
     def forward(self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any) -> torch.Tensor:
         if return_logprob or self.enable_deterministic or not is_unfiltered(sampling_info):
@@ -162,8 +158,7 @@ def is_unfiltered(info: Any) -> bool:
 def race(logits: torch.Tensor) -> torch.Tensor:
     """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32.
 
-    The greatest of logits with Gumbel noise, which is the negative logarithm of exponential noise; `torch.multinomial`
-    draws so from probabilities, after checks of them that are more kernels than the draw.
+    The greatest of logits with Gumbel noise, which is the negative logarithm of exponential noise.
     """
     return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1).to(torch.int32)
 

@@ -5,15 +5,13 @@ A token stays if, all at once,
     top-p   the mass of the strictly more probable tokens is below top_p (top_p >= 1: always),
     min-p   it is at least min_p times as probable as the most probable one;
 what stays is scaled to sum to one. All three look at the unfiltered row, so their order does not matter, but filtering
-twice is not filtering once: top-p means another thing on a row that was scaled up.
+twice is not filtering once.
 
-Tokens of equal probability stay or go together, whatever the vocabulary's order, with one exception: top_k = 1 is
-greedy decoding and keeps `argmax` alone, the lowest of equals. So greedy requests may ride in a batch that samples.
+Tokens of equal probability stay or go together, but for top_k = 1, which is greedy decoding and keeps `argmax` alone,
+the lowest of equals: greedy requests may ride in a batch that samples.
 
-This is the law of SGLang's plain decoding on a GPU (flashinfer's `filter_apply_order="joint"`). Its plain decoding on a
-CPU cuts equals by sort order and keeps a token when the mass before it is exactly top_p; its GPU path applies top-p to
-what top-k left as soon as one request of the batch has min-p; its speculative decoding does that always, and knows no
-min-p.
+This is the law of SGLang's plain decoding on a GPU (flashinfer's `filter_apply_order="joint"`), which its other paths
+depart from.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,8 +27,7 @@ def _within_ranks(probs: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torc
     """What top-k and top-p keep: [rows, vocab] bool."""
     if not probs.is_cuda:
         return probs >= _rank_floor(probs, top_ks, top_ps)
-    # A batch of trees has a thousand rows of a whole vocabulary. These kernels find each floor by counting, in a third
-    # of a sort's time (H200: 6 ms for 1,024 rows of 151,936); nobody waits for the GPU, and equals stay or go together.
+    # These kernels count instead of sorting: nobody waits for the GPU, and equals stay or go together.
     import sgl_kernel
 
     stays = torch.ones_like(probs, dtype=torch.bool)

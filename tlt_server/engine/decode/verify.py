@@ -1,9 +1,7 @@
 """What the fork changes in verification, so that speculation samples exactly what plain decoding samples.
 
-Upstream's verify step (`eagle_sample`) departs from plain decoding in three ways, each mended by one function here:
-it ignores min_p and applies top-k and top-p one after the other (plain decoding applies them jointly), and it judges
-min_new_tokens once for the whole tree by the length at its root. And a step gives several tokens, among which upstream
-does not always find the one that ends the response.
+Upstream's `eagle_sample` ignores min_p, applies top-k and top-p one after the other, judges min_new_tokens once for the
+whole tree, and does not always find the token that ends a response among several.
 """
 
 from collections.abc import Sequence

@@ -2,18 +2,18 @@
 
 A decode step of upstream's, which this class stands around:
 
-    control messages were handled; one of them may have put another drafter in force, or announced other arms
-        (engine/control.py, engine/speculation.py)
+    control messages were handled; one of them may have activated another drafter, or announced other arms
+        (engine/control.py, speculation.py)
     the batch size says which arm the step has
-    none?           the target decodes one token for each request (engine/plain.py)
-    else            the drafter reads what it missed, if there was none before (engine/missed.py), and the arm is put
-                    in force: attributes, attention backends, CUDA graphs (engine/arms.py)
+    none?           the target decodes one token for each request (plain.py)
+    else            the drafter reads what it missed, if there was none before (missed.py), and the arm is put
+                    in force: attributes, attention backends, CUDA graphs (arms.py)
     draft           num_steps passes of the drafter give a tree
     verify          one pass of the target over the tree accepts a part of it, and samples one token more
-    draft-extend    the drafter reads the target's hidden states of what was accepted (engine/drafting.py)
-    the result is settled, under overlap one step later: tokens are credited (engine/crediting.py) and counted
+    draft-extend    the drafter reads the target's hidden states of what was accepted (drafting.py)
+    the result is settled, under overlap one step later: tokens are credited (crediting.py) and counted
 
-Behind a pass of the target a copy of its states is taken, where a drafter trainer is sent them (engine/tap.py).
+Behind a pass of the target a copy of its states is taken for the drafter trainer, if any (engine/features/tap.py).
 """
 
 import logging

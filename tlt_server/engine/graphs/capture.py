@@ -2,8 +2,7 @@
 as memory for them goes (strategy/graph_budget.py).
 
 SGLang's constructors read an arm from settings that hold for the whole server. While they run, those settings are the
-arm's: on the model runners a copy of `ServerArgs`, in the runtime context the three values themselves. Afterwards all
-is as before. Without graphs, as on a CPU, everything else happens alike.
+arm's. Without graphs, as on a CPU, everything else happens alike.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION, ali
 
 MOST_VERIFIED = 512
 """Tokens that an arm among several verifies in one pass, at most: beyond, a pass is bound by arithmetic, and costs more
-than it can bring. On an H200 chain 3,1,4 gains 1.1 at 128 requests, and loses at 256 (benchmarks/README.md)."""
+than it can bring."""
 
 
 def sizes_of(arm: Arm, sizes: Sequence[int]) -> list[int]:

@@ -1,16 +1,12 @@
 """Plans of flashinfer's for the CUDA graphs of a step, made from what the CPU knows, without waiting for the GPU.
 
 Before a graph with attention in it is replayed, flashinfer decides on the CPU which block of a kernel does what: its
-plan, which depends on each request's length. SGLang has flashinfer read those lengths back from the GPU for drafting
-and for verification, and pack a mask for every step, while the GPU has nothing to do (benchmarks/README.md, profile).
-The scheduler holds the same lengths on the CPU. So here the tables that kernels read are written where they lie, by two
-small kernels, and flashinfer's planner is given the lengths.
-
-A chain needs no mask: what its tokens may see is what causal attention shows them. A tree's mask is packed where the
-kernel reads it.
+plan, which depends on each request's length. SGLang has flashinfer read the lengths back from the GPU, and pack a mask
+in every step. Here the tables that kernels read are written where they lie, by two small kernels, and flashinfer's
+planner is given the scheduler's lengths. A chain needs no mask; a tree's is packed where the kernel reads it.
 
 What is not planned here is planned by SGLang as before: another backend's passes, eager ones, sliding windows, and
-decoding without tensor cores, whose planner asks for other things.
+decoding without tensor cores.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,9 +1,8 @@
 """How much of a card flashinfer keeps for its plans: which block of a kernel does what.
 
-Every wrapper of flashinfer's has a buffer of 8 MiB for that, and SGLang makes one for each graph and, in drafting, for
-each step of it: with several arms, many. A plan has three numbers for each tile of queries, and one for each query
-(flashinfer's scheduler.cuh): reckoned, far less than 1 MiB for 256 requests with 32 tokens each. flashinfer looks
-whether a plan fits, and raises if not: when graphs are captured, for their plans are then as large as ever.
+Every wrapper of flashinfer's has a buffer of 8 MiB for that, and SGLang makes one for each graph and for each step of
+drafting. A plan has three numbers for each tile of queries, and one for each query (flashinfer's scheduler.cuh): far
+less than 1 MiB for 256 requests with 32 tokens each. One that does not fit raises when its graph is captured.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
 """Requests share a cached prefix only with those of their own era, by SGLang's namespaces of the prefix cache.
 
-An era ends where what is in the cache is of no use any more: with each write to the target, and with a drafter that
-nobody trusted (engine/drafter.py). A request is of the era in which it is prefilled. One that waits therefore takes the
-name of each new era; one that runs, or is prefilled in chunks, keeps the one under which it holds entries of the cache:
-what it adds to them stays in its era, which nobody asks for any more.
+An era ends with each write to the target, and with a drafter that nobody trusted (engine/weights/drafter.py). A request
+is of the era in which it is prefilled: one that waits takes the name of each new era; one that runs, or is prefilled in
+chunks, keeps its own, and what it adds to the cache stays in that.
 """
 
 from collections.abc import Iterator

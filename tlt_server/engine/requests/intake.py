@@ -48,7 +48,7 @@ FAILED: Mapping[type, Callable[[str], Any]] = {
     UnloadLoRAAdapterReqInput: lambda why: LoRAUpdateOutput(success=False, error_message=why),
 }
 """Answers of the kinds that whoever asked waits for; without one it would wait for ever. Updates have their own
-(engine/routing.py); nobody waits for those of the rest."""
+(engine/weights/routing.py); nobody waits for those of the rest."""
 
 
 def handle(scheduler: Any, recv_req: Any) -> Any:
