@@ -8,7 +8,7 @@ set -uom pipefail # m: what runs in the background can be interrupted
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/.."
-export PYTHONPATH=$PWD:$PWD/clients/tlt_client:$PWD/clients/grpo:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD:$PWD/clients/tlt_client:$PWD/examples/grpo:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 runs=${RUNS:-/tmp/adaptation}
 bench=("${PYTHON:-python3}" -m benchmarks.bench_adaptation --out "$runs")

@@ -27,7 +27,7 @@ def needed(kind: str) -> list[str]:
     ours = [*project["dependencies"], *_project(HERE.parent / "clients/tlt_client")["dependencies"]]
     ours += [line for extra in EXTRAS[kind] for line in project["optional-dependencies"][extra]]
     if kind == "dev":
-        ours += _project(HERE.parent / "clients/grpo")["dependencies"]
+        ours += _project(HERE.parent / "examples/grpo")["dependencies"]
     environment = {"extra": "gpu" if kind == "gpu" else "", "platform_machine": "x86_64", "sys_platform": "linux"}
     fork = [Requirement(line) for line in requires("sglang") or ()]
     wanted = [*map(Requirement, ours), *(each for each in fork if not each.marker or each.marker.evaluate(environment))]

@@ -36,7 +36,7 @@ def _loop(steps: int, plot: Path, console: Console) -> tuple[Figures, list[str]]
         from tlt_server.demo.plot import draw
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the demo's loop needs {error.name}: pip install -e clients/grpo -e '.[demo]', or --part speculation"
+            f"the demo's loop needs {error.name}: pip install -e examples/grpo -e '.[demo]', or --part speculation"
         ) from error
     figures = loop.run(steps, console)
     _print_loop(figures, console)
