@@ -47,11 +47,11 @@ lint: $(READY)
 BENCH ?= bench
 bench: $(READY)
 	for table in speedup accept_length context; do \
-	    $(BIN)/python -m benchmarks.$$table --models $(BENCH)/models/50m --json $(BENCH)/$$table.json \
+	    $(BIN)/python -m benchmarks $$table --models $(BENCH)/models/50m --json $(BENCH)/$$table.json \
 	        $(if $(SMOKE),--smoke) || exit; \
 	done
-	$(if $(SMOKE),$(BIN)/python -m benchmarks.bench_swap --smoke --json $(BENCH)/swap.json)
-	$(if $(SMOKE),$(BIN)/python -m benchmarks.publications --smoke --json $(BENCH)/publications.json)
+	$(if $(SMOKE),$(BIN)/python -m benchmarks swap --smoke --json $(BENCH)/swap.json)
+	$(if $(SMOKE),$(BIN)/python -m benchmarks publications --smoke --json $(BENCH)/publications.json)
 
 # The fork is asked what it needs; uv, which resolves, is not part of the environment.
 lock: $(READY)

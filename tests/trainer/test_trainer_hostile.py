@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from benchmarks.safety.peers import measure
+from benchmarks.lib.safety.peers import measure
 from tests.trainer.stand_in import Running, shared_tensors
 from tests.wire.ends import HELLO
 from tlt_server.drafter.target import read_tensor

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from benchmarks.safety.hostile import FRAME, greet
+from benchmarks.lib.safety.hostile import FRAME, greet
 from tests.wire.ends import ANY_PORT, HELLO, heard, say
 from tlt_server.wire.connections import Bounds
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, encode

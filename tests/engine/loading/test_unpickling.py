@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.safety.chains import Call, gadgets
-from benchmarks.safety.gadgets import legitimate, listening, serialized
+from benchmarks.lib.safety.chains import Call, gadgets
+from benchmarks.lib.safety.gadgets import legitimate, listening, serialized
 from tlt_server.engine.loading.unpickling import MAKES, NAMES, unpickled
 from tlt_server.errors import UpdateRefused
 
