@@ -13,12 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from benchmarks.lib.profiling.breakdown import launching_figures
-from benchmarks.lib.profiling.kernels import GROUPS, groups_of
-from benchmarks.lib.profiling.traces import Call, Kernel, Step, busiest_call, cut, read
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.lib.profiling.breakdown import launching_figures
+from benchmarks.lib.profiling.kernels import GROUPS, groups_of
+from benchmarks.lib.profiling.traces import Call, Kernel, Step, busiest_call, cut, read
 from tlt_server.errors import ConfigError
 
 TRACES = Path(__file__).parent / "profile_traces"
