@@ -1,10 +1,15 @@
 # make demo   environment, fork, server, the main job and the RL loop, on any Linux x86-64 machine; JSON=PATH keeps the
 #             figures, demo.png the picture
 # make test   every test that runs without a GPU, by two workers: one has those that start servers, and begins with them
-# make lint   format, lint, types
+# make check  lint, and the tests that take less than two seconds each: under a minute on two cores
+# make lint   format, lint, types, shell scripts, YAML
+# make coverage  every test once more, and which share of tlt_server's lines they run, in all processes; JSON=PATH keeps it
 # make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
 #             that proves that they run, and so of hot reload, in four minutes
-# make lock   renews the locks of deploy/locks: what `make env` and the images install, with hashes
+# make lock   renews the locks of deploy/locks: what `make env` and the images install, with hashes; KEEP=1 only adds what
+#             is missing
+# make wheels    wheels of tlt-server and tlt-client, in DIST
+# make release VERSION=x.y.z  a commit that makes a version of what is unreleased, and its tag
 #
 # PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
 # VENV         where the environment lies
@@ -18,7 +23,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench env lock clean
+.PHONY: demo test check lint coverage bench env lock wheels release clean
 
 env: $(READY)
 
@@ -39,10 +44,18 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --no-loadscope-reorder
 
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not server and not slow"
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck --severity=warning .ci/* $(wildcard benchmarks/*.sh benchmarks/*/*.sh)
+	$(BIN)/yamllint --strict --config-file deploy/.yamllint deploy .pre-commit-config.yaml
+
+coverage: $(READY)
+	$(BIN)/python -m tests.line_coverage $(if $(JSON),--json $(JSON))
 
 BENCH ?= bench
 bench: $(READY)
@@ -56,7 +69,14 @@ bench: $(READY)
 # The fork is asked what it needs; uv, which resolves, is not part of the environment.
 lock: $(READY)
 	$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install --quiet uv
-	PATH=$(abspath $(VENV))/lock/bin:$$PATH $(BIN)/python deploy/lock.py
+	PATH=$(abspath $(VENV))/lock/bin:$$PATH $(BIN)/python deploy/lock.py $(if $(KEEP),--keep)
+
+DIST ?= dist
+wheels: $(READY)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) . ./clients/tlt_client
+
+release: $(READY)
+	$(BIN)/python deploy/release.py $(VERSION)
 
 clean:
 	rm -rf $(VENV)

@@ -7,7 +7,7 @@
 set -uom pipefail # m: what runs in the background can be interrupted
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 export PYTHONPATH=$PWD:$PWD/clients/tlt_client:$PWD/examples/grpo:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 runs=${RUNS:-/tmp/adaptation}

@@ -9,7 +9,7 @@ set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 what=$2
 shift 2
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 export PYTHONPATH=$PWD:$PWD/clients/tlt_client:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
 export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-/tmp/flashinfer}
 export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONUNBUFFERED=1

@@ -39,6 +39,7 @@ def run_all(payloads: list[bytes], done: Any) -> None:
             pickle.loads(payload)
 
 
+@pytest.mark.slow
 def test_no_gadget_runs(tmp_path: Path) -> None:
     """Each does its harm where `pickle` reads it, and none here."""
     with listening(tmp_path / "socket") as (port, path, connections):
