@@ -1,11 +1,13 @@
 """Pins every package of the images, and of `make env`, with hashes: deploy/locks/KIND-PYTHON.txt, for pip.
 
-    make lock        asks PyPI, and installs nothing but uv
+    make lock          asks PyPI, and installs nothing but uv
+    make lock KEEP=1   what is pinned stays as it is; what is missing is added
 
 torch and torchvision for a CPU are not in it: their builds, of an index of their own, have other hashes than PyPI's.
 """
 
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -27,7 +29,7 @@ def needed(kind: str) -> list[str]:
     ours = [*project["dependencies"], *_project(HERE.parent / "clients/tlt_client")["dependencies"]]
     ours += [line for extra in EXTRAS[kind] for line in project["optional-dependencies"][extra]]
     if kind == "dev":
-        ours += _project(HERE.parent / "clients/grpo")["dependencies"]
+        ours += _project(HERE.parent / "examples/grpo")["dependencies"]
     environment = {"extra": "gpu" if kind == "gpu" else "", "platform_machine": "x86_64", "sys_platform": "linux"}
     fork = [Requirement(line) for line in requires("sglang") or ()]
     wanted = [*map(Requirement, ours), *(each for each in fork if not each.marker or each.marker.evaluate(environment))]
@@ -42,7 +44,7 @@ def _project(folder: Path) -> dict[str, Any]:
     return found
 
 
-def lock(kind: str, python: str) -> None:
+def lock(kind: str, python: str, keep: bool) -> None:
     without = [f"{name}; python_version < '3'" for name in OF_TORCH]
     overrides = HERE / "locks/.without"
     overrides.write_text("\n".join(without))
@@ -61,7 +63,8 @@ def lock(kind: str, python: str) -> None:
         "--no-config",
     ]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_34"]
-    command += ["--no-emit-index-url", "--no-emit-find-links", "--output-file", str(target), "--upgrade", *options]
+    command += ["--no-emit-index-url", "--no-emit-find-links", "--output-file", str(target), *options]
+    command += [] if keep else ["--upgrade"]
     try:
         subprocess.run(command, input="\n".join(needed(kind)), text=True, check=True)
     finally:
@@ -72,4 +75,4 @@ if __name__ == "__main__":
     (HERE / "locks").mkdir(exist_ok=True)
     for kind in EXTRAS:
         for python in PYTHONS:
-            lock(kind, python)
+            lock(kind, python, keep="--keep" in sys.argv)

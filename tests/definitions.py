@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from benchmarks.readme import RESULTS
+from benchmarks.lib.tables import RESULTS
 
 README = RESULTS.parent / "README.md"
 PLACEHOLDERS = {

@@ -1,12 +1,20 @@
-"""The architecture, held by the syntax tree: who may import whom, and what seams.py may hold."""
+"""The architecture, held by the syntax tree: who may import whom, what seams.py may hold, how large things may be.
+
+python -m tests.test_house    draws the imports between the rooms of tlt_server
+"""
 
 import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "tlt_server"
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = REPOSITORY / "tlt_server"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = [*MODULES, *(path for root in ("clients", "examples") for path in sorted((REPOSITORY / root).rglob("*.py")))]
 # Lower floors first; a module imports from its own folder and from floors below.
 FLOORS = (
     {"errors", "files", "__init__"},
@@ -41,16 +49,37 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def arrows() -> Counter[tuple[str, str]]:
+    """How many imports lead from one room into another."""
+    return Counter(
+        (part_of(path), "__init__" if there == "__version__" else there)
+        for path in MODULES
+        for name in imported(path)
+        if name.startswith("tlt_server.") and (there := name.split(".")[1]) != part_of(path)
+    )
+
+
+def drawn(found: Counter[tuple[str, str]]) -> str:
+    """A line a room, the highest floor first: what it imports from, with counts; `!` where that is not below."""
+    rooms = sorted({room for arrow in found for room in arrow}, key=lambda room: (-floor(room), room))
+    lines = []
+    for room in rooms:
+        into = [(there, count) for (here, there), count in found.items() if here == room]
+        told = [f"{'' if floor(there) < floor(room) else '!'}{there} {count}" for there, count in sorted(into)]
+        lines.append(f"{floor(room)} {room:<10} -> {', '.join(told) or 'nothing'}")
+    return "\n".join(lines)
+
+
+def test_imports_go_down() -> None:
+    found = arrows()
+    assert all(floor(there) < floor(here) for here, there in found), f"imports between rooms:\n{drawn(found)}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
-    here = part_of(path)
-    for name in imported(path):
-        if name.startswith("tlt_server."):
-            there = name.split(".")[1]
-            there = "__init__" if there == "__version__" else there
-            assert there == here or floor(there) < floor(here), f"{path.name} imports {name}"
-        if name.split(".")[0] == "sglang":
-            assert here in MAY_IMPORT_SGLANG, f"{path.name} imports sglang"
+def test_what_lies_outside_is_imported_where_it_may_be(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imported(path)}
+    assert part_of(path) in MAY_IMPORT_SGLANG or "sglang" not in roots, f"{path} imports sglang"
+    assert not roots & {"benchmarks", "tests"}, f"{path} imports what is not installed with it"
 
 
 def test_seams_hold_no_logic() -> None:
@@ -97,3 +126,44 @@ def test_environment_and_argv_are_read_at_the_door() -> None:
             assert name in {"cli.py", "fork/refresh.py", "demo/training/train.py"}, name
         if "os.environ" in text and not name.startswith("fork/"):  # it passes its own on to git
             assert name in {"config.py", "keys.py", "launch.py", "process.py", "engine/cpu/install.py"}, name
+
+
+MODULES_OF_A_FOLDER, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 14, 300, 40
+LARGER = {
+    "tlt_server/strategy": "20 modules, which are being made fewer",
+    "tlt_server/engine/weights": "15 modules, likewise",
+    "tlt_server/engine/weights/drafter.py": "306 lines, which are being made fewer",
+    "tlt_server/wire/receiver.py": "315 lines, likewise",
+    "tlt_server/wire/sockets.py": "338 lines, likewise",
+    "clients/tlt_client/tlt_client/client.py": "325 lines: a method for each route, each with its docstring",
+    "clients/tlt_client/tlt_client/schemas.py": "379 lines: the messages of all routes",
+    "clients/tlt_client/tests/sglang_stand_in.py": "334 lines: one handler for all routes",
+    "clients/tlt_client/tests/test_client_calls.py": "469 lines: each call of the client",
+    "tlt_server/launch.py:serve": "44 lines: the steps of a start, in their order, with what each may raise",
+    "tlt_server/engine/cpu/tree.py:build_tree_kernel_efficient_cpu": "46 lines: one kernel, with upstream's arguments",
+    "tlt_server/engine/cpu/verification.py:tree_speculative_sampling_target_only": "55 lines: likewise",
+}
+"""What is larger than that, and why it may be."""
+
+
+def sizes() -> Iterator[tuple[str, int, int]]:
+    """Of every folder, file and function: its name, its size, the bound."""
+    for folder, modules in Counter(path.parent for path in SOURCES).items():
+        yield str(folder.relative_to(REPOSITORY)), modules, MODULES_OF_A_FOLDER
+    for path in SOURCES:
+        name, text = str(path.relative_to(REPOSITORY)), path.read_text()
+        yield name, text.count("\n"), LINES_OF_A_FILE
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                yield f"{name}:{node.name}", lines, LINES_OF_A_FUNCTION
+
+
+def test_folders_files_and_functions_are_small() -> None:
+    assert not [
+        f"{name} has {size}, of {bound}" for name, size, bound in sizes() if size > bound and name not in LARGER
+    ]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{drawn(arrows())}\n")

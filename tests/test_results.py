@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.readme import RESULTS
+from benchmarks.lib.tables import RESULTS
 from tests.definitions import undefined
 from tlt_server import results
 from tlt_server.errors import ConfigError

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from benchmarks.sides import name_of
+from benchmarks.lib.sides import name_of
 from tlt_server.config import Arm
 from tlt_server.results import Figures, read
 from tlt_server.strategy.arms import Choice

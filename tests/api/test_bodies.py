@@ -11,8 +11,8 @@ import pytest
 from sglang.srt.managers import io_struct
 from starlette.applications import Starlette
 
-from benchmarks.safety.odd import NO_JSON, odd_body
-from benchmarks.safety.routes import VALID
+from benchmarks.lib.safety.odd import NO_JSON, odd_body
+from benchmarks.lib.safety.routes import VALID
 from tlt_server.api.bodies import BODIES, body_of
 from tlt_server.api.control import unreachable
 from tlt_server.api.fields.field import Server

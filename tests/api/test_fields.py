@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.safety.bodies import LEGAL, hostile
+from benchmarks.lib.safety.bodies import LEGAL, hostile
 from tlt_server.api.fields import openai, scores
 from tlt_server.api.fields.anthropic import COUNT_TOKENS, MESSAGES
 from tlt_server.api.fields.field import Effect, Field, Server, Table

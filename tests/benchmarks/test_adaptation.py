@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tlt_grpo.log import HeldOut, Line, Step
 
-from benchmarks.adaptation import shown
-from benchmarks.adaptation.arms import trainer_config
-from benchmarks.adaptation.control import control
-from benchmarks.adaptation.figures import ARMS, Run, figures
-from benchmarks.adaptation.policy import Pupil
-from benchmarks.adaptation.rl import OTHER_SIGNS, Plan
-from benchmarks.bench_adaptation import SMOKE, Place, main
+from benchmarks.commands.learning.adaptation import SMOKE, Place, main
+from benchmarks.lib.adaptation import shown
+from benchmarks.lib.adaptation.arms import trainer_config
+from benchmarks.lib.adaptation.control import control
+from benchmarks.lib.adaptation.figures import ARMS, Run, figures
+from benchmarks.lib.adaptation.policy import Pupil
+from benchmarks.lib.adaptation.rl import OTHER_SIGNS, Plan
 from tests.benchmarks.test_tables import rows
 from tests.test_results import undefined
 from tlt_server import results

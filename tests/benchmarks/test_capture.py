@@ -1,12 +1,12 @@
-"""What benchmarks/capture.py computes of windows, and shows of its figures."""
+"""What benchmarks/commands/speed/capture.py computes of windows, and shows of its figures."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.capture import FEATURES, as_table, followed, overheads
-from benchmarks.comparison import PLAIN, Measured
-from benchmarks.decoding import Load, Window
+from benchmarks.commands.speed.capture import FEATURES, as_table, followed, overheads
+from benchmarks.lib.comparison import PLAIN, Measured
+from benchmarks.lib.decoding import Load, Window
 from tlt_server.cli import read_config
 from tlt_server.results import measured_here
 

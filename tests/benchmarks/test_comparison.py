@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import accept_length, command, context, sides, speedup
-from benchmarks.command import Models
-from benchmarks.comparison import PLAIN, Measured, _measure_group, lagging, merged, side_figures
-from benchmarks.decoding import Load, Window, steady, windows
-from benchmarks.sides import Side, SideServer, Site, check_memory, name_of
-from benchmarks.strategies import fixed, learning
+from benchmarks.commands.speed import accept_length, context, speedup
+from benchmarks.lib import command
+from benchmarks.lib.command import Models
+from benchmarks.lib.comparison import PLAIN, Measured, _measure_group, lagging, merged, side_figures
+from benchmarks.lib.decoding import Load, Window, steady, windows
+from benchmarks.lib.sides import Side, SideServer, Site, check_memory, name_of
+from benchmarks.lib.strategies import fixed, learning
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
@@ -242,8 +243,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     name: str, flags: Sequence[str], message: str, tmp_path: Path
 ) -> None:
     kept = tmp_path / "result.json"
-    words = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(kept), *flags]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=Path(sides.__file__).parents[1])
+    words = [sys.executable, "-m", "benchmarks", name, "--json", str(kept), *flags]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert ended.returncode == 2
     assert message in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

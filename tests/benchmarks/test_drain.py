@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import bench_drain, plots
-from benchmarks.bench_drain import Drained, drain_figures, rivals, summary, trace_figures, work
-from benchmarks.command import Models
-from benchmarks.draining import DecodeStep, Speeds, decode_seconds, decode_steps, spans, switching_ms, trace
-from benchmarks.training.lengths import GROUP, PROBLEMS, kept
+from benchmarks.commands.project import plots
+from benchmarks.commands.speed import drain as bench_drain
+from benchmarks.commands.speed.drain import Drained, drain_figures, rivals, summary, trace_figures, work
+from benchmarks.lib.command import Models
+from benchmarks.lib.draining import DecodeStep, Speeds, decode_seconds, decode_steps, spans, switching_ms, trace
+from benchmarks.lib.training.lengths import GROUP, PROBLEMS, kept
 from tests.definitions import undefined
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -158,7 +159,7 @@ def test_drains_are_compared_round_by_round() -> None:
     assert (figures["drain_lost_2"], figures["drains_bandit_2"]) == (0, 6)
     assert figures["selecting_us_2"] == 60
     assert figures["drain_replay_off_2"] == pytest.approx(16 / 100 / 0.06)
-    kept = measured_here("bench_drain", ["python"], figures | {"requests": 4, "failed_requests": 0})
+    kept = measured_here("drain", ["python"], figures | {"requests": 4, "failed_requests": 0})
     shown = bench_drain.table(kept)
     for row in ("| bandit | 1.25 | 1.60 |", "| SGLang, adaptive |", "| chain 3,1,4 |", "| bandit / oracle | 0.889 |"):
         assert row in shown

@@ -1,10 +1,10 @@
-"""What benchmarks/graphs.py computes of what servers say of their graphs."""
+"""What benchmarks/commands/speed/graphs.py computes of what servers say of their graphs."""
 
 import pytest
 from tlt_client.schemas import Arm, CapturedPass
 
-from benchmarks import graphs
-from benchmarks.graphs import ARMS, NAIVE, ONE, POOL, figures_of, ratios
+from benchmarks.commands.speed import graphs
+from benchmarks.commands.speed.graphs import ARMS, NAIVE, ONE, POOL, figures_of, ratios
 from tests.definitions import undefined
 from tlt_server.results import Figures, measured_here
 from tlt_server.strategy.passes import DRAFTING, KEYS, PLAIN, VERIFICATION, alike

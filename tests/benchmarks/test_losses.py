@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import bench_losses
-from benchmarks.bench_losses import SMOKE, figures, measured, shown
+from benchmarks.commands.learning import losses as bench_losses
+from benchmarks.commands.learning.losses import SMOKE, figures, measured, shown
 from tests.benchmarks.test_tables import rows
 from tests.test_results import undefined
 from tlt_server import results

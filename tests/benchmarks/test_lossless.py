@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import servers
-from benchmarks.divergences import Divergence, divergence_figures, divergences, first_difference
-from benchmarks.laws import Case, cases, law, p_values, rounding_shift
+from benchmarks.lib import servers
+from benchmarks.lib.divergences import Divergence, divergence_figures, divergences, first_difference
+from benchmarks.lib.laws import Case, cases, law, p_values, rounding_shift
 from benchmarks.models import peaked
 from tlt_server.demo.lossless import REST, Tokens
 from tlt_server.demo.reference import Reference
@@ -187,7 +187,7 @@ def test_plain_sees_what_the_others_gave() -> None:
 def test_stand_ins_import_to_any_depth() -> None:
     """In a process of its own, since they stay in its import system."""
     script = (
-        "import benchmarks.gpu_stand_ins; import deep_gemm.utils.layout; from deep_gemm import Buffer\n"
+        "import benchmarks.gpu.stand_ins; import deep_gemm.utils.layout; from deep_gemm import Buffer\n"
         "class Own(Buffer): pass\n"
         "Own(1, key=2); assert not hasattr(deep_gemm, '__version__')\n"
         "try: import deep_gem\n"

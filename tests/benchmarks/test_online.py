@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tlt_client import FinishReason, Rollout
 
-from benchmarks.bench_online import Kept, report, runs
-from benchmarks.learner import states
-from benchmarks.online import shown
-from benchmarks.online.figures import Run, figures
-from benchmarks.online.live import Counts, Sampled, accept_length
-from benchmarks.online.offline import features, group_of, learn
-from benchmarks.online.plan import CPU, GPU, SMOKE, Plan, config
+from benchmarks.commands.learning.online import Kept, report, runs
+from benchmarks.lib.online import shown
+from benchmarks.lib.online.figures import Run, figures
+from benchmarks.lib.online.live import Counts, Sampled, accept_length
+from benchmarks.lib.online.offline import features, group_of, learn
+from benchmarks.lib.online.plan import CPU, GPU, SMOKE, Plan, config
+from benchmarks.lib.training.learner import states
 from tests.benchmarks.test_tables import rows
 from tests.test_results import undefined
 from tlt_server import results

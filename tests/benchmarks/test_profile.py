@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import profile
-from benchmarks.command import Models
-from benchmarks.decoding import Load
-from benchmarks.profiling import recording
-from benchmarks.profiling.breakdown import as_markdown, sides, terms
-from benchmarks.sides import Site
-from benchmarks.strategies import fixed
+from benchmarks.commands.speed import profile
+from benchmarks.lib.command import Models
+from benchmarks.lib.decoding import Load
+from benchmarks.lib.profiling import recording
+from benchmarks.lib.profiling.breakdown import as_markdown, sides, terms
+from benchmarks.lib.sides import Site
+from benchmarks.lib.strategies import fixed
 from tlt_server import results
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -68,7 +68,7 @@ def test_tables_come_from_the_json_alone(result: results.Result) -> None:
 
 def test_a_result_says_where_it_was_recorded(result: results.Result) -> None:
     assert result.machine == recording.load(TRACES).made.machine
-    assert result.argv[:4] == ["python", "-m", "benchmarks.profile", "--from"]
+    assert result.argv[:4] == ["python", "-m", "benchmarks", "profile", "--from"]
 
 
 def recordings(folder: Path, **changes: object) -> Path:
@@ -107,7 +107,7 @@ def test_a_damaged_trace_leaves_no_result(tmp_path: Path, capsys: pytest.Capture
     ],
 )
 def test_what_cannot_be_profiled_is_one_line(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.profile", *flags]
+    command = [sys.executable, "-m", "benchmarks", "profile", *flags]
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=hidden)
     assert ended.returncode == 2

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.profiling.limits import Load, Shape, Work, matmul, step_work
+from benchmarks.lib.profiling.limits import Load, Shape, Work, matmul, step_work
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 

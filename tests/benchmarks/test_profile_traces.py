@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.profiling.breakdown import launching_figures
-from benchmarks.profiling.kernels import GROUPS, groups_of
-from benchmarks.profiling.traces import Call, Kernel, Step, busiest_call, cut, read
+from benchmarks.lib.profiling.breakdown import launching_figures
+from benchmarks.lib.profiling.kernels import GROUPS, groups_of
+from benchmarks.lib.profiling.traces import Call, Kernel, Step, busiest_call, cut, read
 from tlt_server.errors import ConfigError
 
 TRACES = Path(__file__).parent / "profile_traces"

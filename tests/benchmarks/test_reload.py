@@ -16,16 +16,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks import divergences
-from benchmarks.command import main
-from benchmarks.reload import pushing, shown, streams
-from benchmarks.reload.leaks import held, leak_figures
-from benchmarks.reload.pushing import _read
-from benchmarks.reload.steps import Span
-from benchmarks.reload.streams import Round, Streams, Verdict, beside, judged
-from benchmarks.reload.weights import noisy, shuffled, tensors_of
-from benchmarks.servers import Server
-from benchmarks.sides import Side, Site
+from benchmarks.lib import divergences
+from benchmarks.lib.command import main
+from benchmarks.lib.reload import pushing, shown, streams
+from benchmarks.lib.reload.leaks import held, leak_figures
+from benchmarks.lib.reload.pushing import _read
+from benchmarks.lib.reload.steps import Span
+from benchmarks.lib.reload.streams import Round, Streams, Verdict, beside, judged
+from benchmarks.lib.reload.weights import noisy, shuffled, tensors_of
+from benchmarks.lib.servers import Server
+from benchmarks.lib.sides import Side, Site
 from tests.benchmarks.test_tables import rows
 from tests.wire.ends import HELLO
 from tlt_server import results
@@ -164,7 +164,7 @@ SWAP: Figures = {
 
 
 def result(name: str, figures: Figures) -> Result:
-    return results.measured_here(name, ["python", "-m", f"benchmarks.{name}"], figures)
+    return results.measured_here(name, ["python", "-m", "benchmarks", name], figures)
 
 
 def test_swaps_are_shown_against_their_bars() -> None:
@@ -189,9 +189,9 @@ def test_publications_are_shown_by_route() -> None:
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("bench_swap", ["--swaps", "0"], "must be a whole number"),
-        ("bench_swap", ["--by", "pigeon"], "invalid choice"),
-        ("bench_swap", ["--shape", "qwen2.5-7b"], "needs a GPU, and there is none"),
+        ("swap", ["--swaps", "0"], "must be a whole number"),
+        ("swap", ["--by", "pigeon"], "invalid choice"),
+        ("swap", ["--shape", "qwen2.5-7b"], "needs a GPU, and there is none"),
         ("publications", ["--routes", "post"], "invalid choice"),
         ("publications", ["--ranks", "0"], "must be a whole number"),
     ],
@@ -199,7 +199,7 @@ def test_publications_are_shown_by_route() -> None:
 def test_bad_input_is_said_at_once(
     name: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = import_module(f"benchmarks.{name}")
+    command = import_module(f"benchmarks.commands.reload.{name}")
     with pytest.raises(SystemExit, match="2"):
         main(name, None, flags, command.measured, str, command.flags())
     assert message in capsys.readouterr().err.splitlines()[-1]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.publications import ROUTES, Checksums, moved_as_it_should, routes_here, unexpected
-from benchmarks.reload import ipc
+from benchmarks.commands.reload.publications import ROUTES, Checksums, moved_as_it_should, routes_here, unexpected
+from benchmarks.lib.reload import ipc
 
 BEFORE = {
     "model.embed_tokens.weight": "a",
@@ -59,7 +59,7 @@ def test_unexpected_checksums_are_counted() -> None:
 
 def test_routes_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert routes_here(1) == ["disk", "tensor", "distributed"]
-    monkeypatch.setattr("benchmarks.publications.has_gpu", lambda: True)
+    monkeypatch.setattr("benchmarks.commands.reload.publications.has_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert routes_here(1) == list(ROUTES)
     assert routes_here(2) == ["disk", "tensor", "ipc"]

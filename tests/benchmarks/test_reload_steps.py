@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench_swap import Drafters, swap_figures
-from benchmarks.reload.pushing import Swap
-from benchmarks.reload.steps import Disturbance, Intervals, Span, accept_length, cut, quantile, starts_of, taken_up
+from benchmarks.commands.reload.swap import Drafters, swap_figures
+from benchmarks.lib.reload.pushing import Swap
+from benchmarks.lib.reload.steps import Disturbance, Intervals, Span, accept_length, cut, quantile, starts_of, taken_up
 from tlt_server.engine.decode.steplog import SettledStep
 
 BATCH = 2

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.safety.prefixes import measure
+from benchmarks.lib.safety.prefixes import measure
 
 
 def test_no_request_reads_prefixes_of_weights_that_are_gone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from benchmarks.servers import Request, Server
+from benchmarks.lib.servers import Request, Server
 
 QUESTION: Request = ((1,), {})
 

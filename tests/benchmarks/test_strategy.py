@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 from msgspec import structs
 from tlt_client.schemas import SelectionBucket, StrategyUpdate
 
-from benchmarks import bench_strategy, parts
-from benchmarks.bench_strategy import BANDIT, cells, chosen, load_of, mean_rate, measured, summary, table
-from benchmarks.command import parser
-from benchmarks.comparison import PLAIN, Measured, visit
-from benchmarks.decoding import Load, Window
-from benchmarks.readme import RESULTS
-from benchmarks.sides import Side, Site, check_memory, name_of, servers_of
+from benchmarks.commands.speed import strategy as bench_strategy
+from benchmarks.commands.speed.strategy import BANDIT, cells, chosen, load_of, mean_rate, measured, summary, table
+from benchmarks.lib import parts
+from benchmarks.lib.command import parser
+from benchmarks.lib.comparison import PLAIN, Measured, visit
+from benchmarks.lib.decoding import Load, Window
+from benchmarks.lib.sides import Side, Site, check_memory, name_of, servers_of
+from benchmarks.lib.strategies import by_batch, fixed, learning
+from benchmarks.lib.tables import RESULTS
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CHAINS, World
-from benchmarks.strategies import by_batch, fixed, learning
 from tests.definitions import undefined
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -143,7 +144,7 @@ def test_the_best_is_what_does_not_learn_and_is_best_by_its_median() -> None:
 
 
 def result(figures: Figures, **changes: object) -> Result:
-    made = measured_here("bench_strategy", ["python"], {"requests": 4, "failed_requests": 1, **figures})
+    made = measured_here("strategy", ["python"], {"requests": 4, "failed_requests": 1, **figures})
     return Result(**{name: getattr(made, name) for name in made.__struct_fields__} | changes)
 
 
@@ -176,7 +177,7 @@ def test_parts_that_are_none_are_named_in_one_line(capsys: pytest.CaptureFixture
         ),
     ):
         with pytest.raises(SystemExit) as ended:
-            parts.main(parser("bench_strategy", None), ["--join", str(path)], measured, summary, table)
+            parts.main(parser("strategy", None), ["--join", str(path)], measured, summary, table)
         assert (ended.value.code, capsys.readouterr().err) == (2, f"strategy: {message}\n")
 
 

@@ -1,6 +1,6 @@
-"""What benchmarks/switching.py shows of its figures."""
+"""What benchmarks/commands/speed/switching.py shows of its figures."""
 
-from benchmarks import switching
+from benchmarks.commands.speed import switching
 from tlt_server.results import Figures, measured_here
 
 

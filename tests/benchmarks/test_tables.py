@@ -10,11 +10,10 @@ from shutil import copyfile
 import msgspec
 import pytest
 
-import benchmarks.accept_length
-import benchmarks.context
-import benchmarks.speedup
-from benchmarks import plots, tables
-from benchmarks.readme import PLOTTED, READMES, RESULTS, TABLES, blocks, filled
+from benchmarks.commands.project import plots
+from benchmarks.commands.project.docs import PLOTTED, READMES, RESULTS, TABLES, blocks, filled
+from benchmarks.commands.speed import accept_length, context, speedup
+from benchmarks.lib import tables
 from tlt_server import results
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
@@ -52,14 +51,14 @@ def made(name: str, speedups: Mapping[tuple[str, str], float]) -> Result:
         figures |= {f"{what}_{side}_{load}": value for what, value in spread.items()}
     loads = sorted({load for _, load in speedups})
     if name == "speedup":
-        figures |= benchmarks.speedup.best_figures(figures, [tables.numbers_in(load)[0] for load in loads])
+        figures |= speedup.best_figures(figures, [tables.numbers_in(load)[0] for load in loads])
     return Result(
         name=name,
         date="2026-01-02T03:04:05+00:00",
         machine="a machine",
         versions={"sglang": "0.5.17"},
         revision="0123456789abcdef",
-        argv=["python", "-m", f"benchmarks.{name}", "--logs", "a folder"],
+        argv=["python", "-m", "benchmarks", name, "--logs", "a folder"],
         figures=figures,
     )
 
@@ -84,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("readme", READMES, ids=("top", "benchmarks"))
 def test_a_readme_shows_what_the_kept_results_say(readme: Path) -> None:
-    assert filled(readme.read_text()) == readme.read_text(), "run python -m benchmarks.readme"
+    assert filled(readme.read_text()) == readme.read_text(), "run python -m benchmarks docs"
 
 
 def test_every_generated_part_has_its_place() -> None:
@@ -128,8 +127,8 @@ def test_figures_of_one_origin_are_not() -> None:
 
 
 def test_every_side_is_found_and_named_as_its_arm() -> None:
-    accepted = benchmarks.accept_length.groups(benchmarks.accept_length.GPU_GROUPS)
-    groups = [*benchmarks.speedup.gpu_groups(True), *benchmarks.speedup.cpu_groups(), benchmarks.context.sides()]
+    accepted = accept_length.groups(accept_length.GPU_GROUPS)
+    groups = [*speedup.gpu_groups(True), *speedup.cpu_groups(), context.sides()]
     for side in (side for group in [*groups, *accepted] for side in group):
         for load in ("batch_16", "context_512_batch_8"):
             assert tables.sides_and_loads({f"tokens_per_s_{side.name}_{load}": 1.0}) == ([side.name], [load])
@@ -146,7 +145,7 @@ def test_numbers_order_arms_and_loads() -> None:
 
 def test_caption_says_where_the_figures_are_from() -> None:
     assert tables.caption(MADE["speedup"]) == (
-        "`python -m benchmarks.speedup --logs 'a folder'`\n\n"
+        "`python -m benchmarks speedup --logs 'a folder'`\n\n"
         "a machine; sglang 0.5.17; revision 012345678; 2026-01-02. 2 of 4,000 requests failed. "
         "Between rounds, a speed-up varies by ±0.10 in the median cell, by ±0.10 at most."
     )
@@ -247,5 +246,5 @@ def test_kept_plots_show_the_kept_results(result: Path) -> None:
     source = hashlib.sha256(result.read_bytes()).hexdigest().encode()
     for end in ("png", "svg"):
         picture = RESULTS / "plots" / f"{result.stem}.{end}"
-        assert picture.exists(), "run python -m benchmarks.plots"
-        assert source in picture.read_bytes(), "run python -m benchmarks.plots"
+        assert picture.exists(), "run python -m benchmarks plots"
+        assert source in picture.read_bytes(), "run python -m benchmarks plots"

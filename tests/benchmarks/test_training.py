@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import bench_trainer
-from benchmarks.command import SEED
-from benchmarks.training import lengths, shown
-from benchmarks.training.batches import WAYS
-from benchmarks.training.jobs import Job, config_of
-from benchmarks.training.lengths import Length
-from benchmarks.training.work import operations, peak_tflops
+from benchmarks.commands.learning import trainer as bench_trainer
+from benchmarks.lib.command import SEED
+from benchmarks.lib.training import lengths, shown
+from benchmarks.lib.training.batches import WAYS
+from benchmarks.lib.training.jobs import Job, config_of
+from benchmarks.lib.training.lengths import Length
+from benchmarks.lib.training.work import operations, peak_tflops
 from tests.benchmarks.test_tables import rows
 from tlt_server import results
 from tlt_server.demo import default_paths

@@ -47,6 +47,7 @@ def test_tokenizer_keeps_any_text_and_chat_is_the_task_prompt() -> None:
     assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
 
 
+@pytest.mark.slow
 def test_figures_hold_on_a_small_sample() -> None:
     torch.set_num_threads(1)
     target, tokenizer = load_target(TARGET), Tokenizer.from_file(str(TARGET / "tokenizer.json"))

@@ -87,12 +87,14 @@ def test_surprises_of_the_law_itself_are_standard_normal() -> None:
     assert float(found.std()) == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.slow
 def test_responses_that_end_where_they_like_are_no_more_surprising() -> None:
     """Each ends behind its first token 1, which is likelier than others to be surprising."""
     ended = [each[: 1 + each.index(1)] for each in draw(3000, 400, 3)]
     assert abs(surprise_z((along(each), each) for each in ended)) < 4
 
 
+@pytest.mark.slow
 @given(st.floats(0.2, 0.5), st.integers(0, 2**32))
 def test_tokens_of_another_law_are_surprising(share: float, seed: int) -> None:
     """A share of them is drawn evenly, whatever the law says."""

@@ -1,9 +1,16 @@
 """What the demo makes of its figures."""
 
-import pytest
+import importlib.util
+import io
+from pathlib import Path
 
+import pytest
+from rich.console import Console
+
+from tlt_server.demo import parts
 from tlt_server.demo.parts import as_text
 from tlt_server.demo.run import explain, faults
+from tlt_server.errors import ConfigError
 
 FIGURES: dict[str, float | int] = {
     "requests": 1520,
@@ -54,3 +61,14 @@ def test_it_is_said_whether_speculation_pays_and_why_not() -> None:
     slow = explain(FIGURES | {"tokens_per_s_spec": 300.0})
     assert "costs 7.0 times a plain one" in slow
     assert "0.50 of plain speed" in slow
+
+
+def test_without_the_packages_of_the_loop_the_rest_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tlt_grpo" else found(name))
+    monkeypatch.setattr(parts.speculation, "run", lambda problems, console: FIGURES)
+    console = Console(file=io.StringIO(), record=True, width=200)
+    assert parts.run("both", 1, 1, Path("never.png"), console) == (FIGURES, [])
+    assert console.export_text().startswith("the loop of RL is left out: it needs tlt_grpo")
+    with pytest.raises(ConfigError, match="needs tlt_grpo"):
+        parts.run("loop", 1, 1, Path("never.png"), console)

@@ -90,6 +90,7 @@ def test_the_cache_holds_one_for_each_shape_and_kind(tmp_path: Path) -> None:
     assert times == [(folder / "model.safetensors").stat().st_mtime_ns for folder in folders]
 
 
+@pytest.mark.slow
 def test_two_servers_that_start_at_once(tmp_path: Path) -> None:
     target = write_config(tmp_path / "target", intermediate_size=40_000)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

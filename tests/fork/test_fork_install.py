@@ -115,6 +115,7 @@ def uv(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", f"{kept / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.mark.slow
 def test_a_life_with_pip(with_pip: Bare, fork: Built, slim: Path, tmp_path: Path) -> None:
     verdict, message = with_pip.verdict(tmp_path)
     assert (verdict, message.endswith(": run `tlt-server fork install`")) == ("MISSING", True)
@@ -134,6 +135,7 @@ def test_a_life_with_pip(with_pip: Bare, fork: Built, slim: Path, tmp_path: Path
     assert (verdict, str(other) in message) == ("SHADOWED", True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uv")
 def test_a_life_with_uv(slim: Path, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -206,6 +208,7 @@ def test_metadata_alone_decides_what_it_can(tmp_path: Path, version: str, verdic
     assert status.message.endswith("run `tlt-server fork install`")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_touched(
     with_pip: Bare, fork: Built, pristine: Path, tmp_path: Path
 ) -> None:
@@ -246,6 +249,7 @@ def test_an_environment_with_neither_installer_is_refused(tmp_path: Path, monkey
         find_uv(tmp_path / "python")
 
 
+@pytest.mark.slow
 def test_the_pristine_wheel_is_downloaded(
     fork: Built, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_is_started_anew(mark: str, tmp_path: Path) -> None:
     with Keeper(run, idle(tmp_path / "drafters"), first_pause=0.05):
         until(lambda: links(mark))
@@ -32,6 +33,7 @@ def test_one_that_is_killed_is_started_anew(mark: str, tmp_path: Path) -> None:
     until(lambda: not links(mark), 5)
 
 
+@pytest.mark.slow
 def test_it_ends_within_any_step_of_its_start(mark: str, tmp_path: Path) -> None:
     for pause in (0.0, 0.1, 0.4):
         with Keeper(run, idle(tmp_path / "drafters")):
@@ -39,6 +41,7 @@ def test_it_ends_within_any_step_of_its_start(mark: str, tmp_path: Path) -> None
         until(lambda: not links(mark), 5)
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_server_that_is_killed_with_all_its_descendants(mark: str, tmp_path: Path) -> None:
     folder = tmp_path / "drafters"
     server = multiprocessing.get_context("spawn").Process(target=server_process, args=(folder,))
@@ -54,6 +57,7 @@ def test_it_ends_with_a_server_that_is_killed_with_all_its_descendants(mark: str
     server.close()
 
 
+@pytest.mark.slow
 def test_pauses_grow(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Keeper(dies, log, first_pause=0.2):

@@ -14,7 +14,7 @@ import torch
 from tlt_client import Client
 from tlt_client.schemas import Arm
 
-from benchmarks.reload.trainer import Trainer
+from benchmarks.lib.reload.trainer import Trainer
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference

@@ -16,7 +16,7 @@ import pytest
 from tlt_client import Client, StrategyUpdate
 from transformers import AutoTokenizer
 
-from benchmarks.safety.aborts import Judge, disturb
+from benchmarks.lib.safety.aborts import Judge, disturb
 from tests.server.conftest import PROMPTS
 from tlt_server.demo import default_paths
 

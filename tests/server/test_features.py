@@ -12,7 +12,7 @@ import torch
 from tlt_client import Client, Rollout, SamplingParams, StrategyUpdate
 from tlt_client.schemas import Arm
 
-from benchmarks.learner import Learner, Row, states
+from benchmarks.lib.training.learner import Learner, Row, states
 from tests.link.processes import until
 from tests.server.conftest import CONFIGS, PROMPTS, Servers
 from tests.server.drafter_trainer import DrafterTrainer

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.safety.bodies import LEGAL, Hostile, hostile
-from benchmarks.safety.requests import run, send
+from benchmarks.lib.safety.bodies import LEGAL, Hostile, hostile
+from benchmarks.lib.safety.requests import run, send
 
 pytestmark = pytest.mark.server("eagle-chain")
 CORPUS = Path(__file__).parent / "hostile/requests.jsonl"

@@ -7,8 +7,8 @@ from random import Random
 import httpx
 import pytest
 
-from benchmarks.safety.odd import NO_JSON
-from benchmarks.safety.routes import Case, Watched, corpus, endless, fire
+from benchmarks.lib.safety.odd import NO_JSON
+from benchmarks.lib.safety.routes import Case, Watched, corpus, endless, fire
 from tests.server.conftest import CONFIGS, Servers
 from tlt_server.api.bodies import BODIES
 from tlt_server.api.fields.routes import UNSERVED

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.safety.gadgets import measure
+from benchmarks.lib.safety.gadgets import measure
 from tests.server.conftest import EAGLE3, RANKS_APART, Servers
 from tlt_server.process import free_port, running_module
 

@@ -1,6 +1,6 @@
 """Memory that is released and resumed: both models come back as they were, and who calls out of turn is told so.
 
-No memory is given back on a CPU. What happens to it on a GPU, benchmarks/memory.py shows.
+No memory is given back on a CPU. What happens to it on a GPU, benchmarks/commands/reload/memory.py shows.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.safety.offload import orders, run_all
+from benchmarks.lib.safety.offload import orders, run_all
 from tests.server.conftest import PROMPTS
 from tests.server.trainer import DRAFTERS, Trainer, noisy, while_running
 from tlt_server.demo import default_paths

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tlt_client import Client, DrafterUpdate, SamplingParams, VersionConflict
 
-from benchmarks.reload.streams import beside
+from benchmarks.lib.reload.streams import beside
 from tests.server.conftest import PROMPTS
 from tests.server.trainer import (
     DRAFTERS,

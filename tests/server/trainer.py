@@ -4,8 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.reload.trainer import Trainer
-from benchmarks.reload.weights import Tensors, buckets, changed, copied, noisy, shuffled, tensors_of
+from benchmarks.lib.reload.trainer import Trainer
+from benchmarks.lib.reload.weights import Tensors, buckets, changed, copied, noisy, shuffled, tensors_of
 from tlt_server.demo import default_paths, eagle3_path
 
 __all__ = [

@@ -103,6 +103,7 @@ def test_equal_seeds_and_results_give_equal_decisions(mode: str, batches: list[i
     assert servers[0].pulled == servers[1].pulled
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 64), st.floats(1.0, 50.0)), min_size=1, max_size=8),
     st.floats(0.0, 0.1),

@@ -1,7 +1,7 @@
 """The bars, on the H200's step costs and accept lengths: what mode `bandit` loses, and how soon it notices a change.
 
 Each scene is played with several seeds, and a share of them must pass: at batch 1 one verify scatters by half its mean,
-so that some seed is always unlucky. `python -m benchmarks.simulate` plays more seeds, batches and mode `paper`.
+so that some seed is always unlucky. `python -m benchmarks simulate` plays more seeds, batches and mode `paper`.
 """
 
 from collections.abc import Callable

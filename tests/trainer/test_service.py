@@ -21,6 +21,7 @@ def test_no_server_of_other_tests_polls_beside_these() -> None:
     assert not [command for command in commands if "serve" in command]
 
 
+@pytest.mark.slow
 def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path) -> None:
     trainer = Running(tmp_path / "trainer")
     with Server(tmp_path / "one", trainer.control, trainer.features) as server:
@@ -49,6 +50,7 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
         assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
 
 
+@pytest.mark.slow
 def test_a_new_target_is_trained_and_judged_for_at_once(tmp_path: Path) -> None:
     trainer = Running(tmp_path / "trainer", judged_every=10**6)
     with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
@@ -63,6 +65,7 @@ def test_a_new_target_is_trained_and_judged_for_at_once(tmp_path: Path) -> None:
         trainer.end(process)
 
 
+@pytest.mark.slow
 def test_nothing_is_published_while_the_last_drafter_is_on_its_way(tmp_path: Path) -> None:
     trainer = Running(tmp_path / "trainer", "passes = 1000.0", judged_every=2)
     with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
@@ -102,6 +105,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Running:
         yield trainer
 
 
+@pytest.mark.slow
 def test_what_is_not_features_of_this_target_is_refused(tmp_path: Path, idle: Running) -> None:
     with Server(tmp_path / "one", idle.control, idle.features) as server:
         until(lambda: server.name in idle.status()["servers"], "the server is not known")

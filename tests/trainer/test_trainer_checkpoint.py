@@ -69,6 +69,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         saves.newest()
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     command = [sys.executable, "-m", "tests.trainer.killed_savers", str(tmp_path), "12", str(seed)]

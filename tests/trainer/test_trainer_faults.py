@@ -22,12 +22,14 @@ CUT_S = 7.0
 """After which the server has lost its trainer: see `SILENCE` of the receiver."""
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_and_versions_grow(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     sys.stdout.write(f"seed {seed}\n")
     kill_beside_a_stand_in(tmp_path, KILLS, seed)
 
 
+@pytest.mark.slow
 def test_stopped_for_a_while_it_hears_what_happened_meanwhile(tmp_path: Path) -> None:
     trainer = Running(tmp_path / "trainer")
     with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
@@ -47,6 +49,7 @@ def test_stopped_for_a_while_it_hears_what_happened_meanwhile(tmp_path: Path) ->
         trainer.end(process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut", "silence"])
 def test_a_line_that_fails_in_the_middle_of_a_drafter(tmp_path: Path, fault: str) -> None:
     trainer = Running(tmp_path / "trainer")
@@ -77,6 +80,7 @@ def test_a_line_that_fails_in_the_middle_of_a_drafter(tmp_path: Path, fault: str
         trainer.end(process)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stuck_holds_up_no_other(tmp_path: Path) -> None:
     trainer = Running(tmp_path / "trainer")
     with (

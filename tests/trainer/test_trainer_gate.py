@@ -69,6 +69,7 @@ def test_expectation_over_rollouts_is_that_over_drafts(drafter: Network, shared:
     assert 1.05 < expected < DEPTH + 1
 
 
+@pytest.mark.slow
 def test_the_embedded_drafters_are_better_than_untrained_ones() -> None:
     """And near what was measured when they were made: 3.2 of 4, on rollouts without a limit of length."""
     for kind in ("eagle", "eagle3"):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from benchmarks.safety.peers import measure
+from benchmarks.lib.safety.peers import measure
 from tests.trainer.stand_in import Running, shared_tensors
 from tests.wire.ends import HELLO
 from tlt_server.drafter.target import read_tensor
@@ -202,6 +202,7 @@ def test_a_damaged_checkpoint_or_drafter_is_named_at_once(tmp_path: Path) -> Non
             Published(tmp_path).network(1)
 
 
+@pytest.mark.slow
 def test_a_trainer_ends_by_a_damaged_drafter_with_one_line(tmp_path: Path) -> None:
     trainer = Running(tmp_path)
     drafter = tmp_path / "published" / "drafter-00000001"
@@ -227,6 +228,7 @@ def test_signals_end_a_process_that_is_stuck() -> None:
         assert stuck.wait(10) == 1
 
 
+@pytest.mark.slow
 def test_hostile_peers_end_and_stall_nobody(tmp_path: Path) -> None:
     figures = measure(1000, 7, tmp_path)
     assert figures["peer_messages"] >= 1000

@@ -29,6 +29,7 @@ def features(run: Run, request: str, group: int) -> list[Feature]:
     return pieces[::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "objective", "steps", "reached"),
     [("eagle", Objective(steps=1, state=0.1), 25, 1.25), ("eagle3", Objective(steps=2, decay=0.8), 12, 1.25)],

@@ -25,6 +25,7 @@ def spread_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", spread_steps.OBJECTIVES)
 def test_steps_of_two_processes_are_those_of_one(tmp_path: Path, spread_out: Path, kind: str) -> None:
     """In some of which the helper is away; the target changes on the way."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from benchmarks.safety.hostile import FRAME, greet
+from benchmarks.lib.safety.hostile import FRAME, greet
 from tests.wire.ends import ANY_PORT, HELLO, heard, say
 from tlt_server.wire.connections import Bounds
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, encode
@@ -51,6 +51,7 @@ def is_cut(line: socket.socket, seconds: float = 10) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_message_without_end_is_cut(link: Link) -> None:
     with connection(link) as line:
         greet(line)
@@ -105,6 +106,7 @@ def test_a_flood_of_connections_makes_room_for_a_good_one(link: Link) -> None:
         assert sum(is_cut(line) for line in lines[: BOUNDS.connections]) == BOUNDS.connections
 
 
+@pytest.mark.slow
 def test_one_that_has_proved_itself_stays(link: Link) -> None:
     server = Link(link.address, READS_TO_SERVER, HELLO.server)
     try:

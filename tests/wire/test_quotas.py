@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.safety import hostile
+from benchmarks.lib.safety import hostile
 from tests.wire.ends import HELLO, Hands, NewTrainer, Open, drafter, say, step_for, step_until
 from tlt_server.errors import WireError
 from tlt_server.wire.features import FeatureBatch

@@ -31,6 +31,8 @@ from tlt_server.wire.messages import (
 )
 from tlt_server.wire.update import safetensors_file
 
+pytestmark = pytest.mark.slow
+
 SPAWN = multiprocessing.get_context("spawn")
 CHUNKS = 200
 IPC = pytest.mark.parametrize("processes", ["ipc"], indirect=True)

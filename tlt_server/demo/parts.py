@@ -1,5 +1,6 @@
 """The demo: what speculation changes and what it does not; then the whole loop of RL training around it."""
 
+import importlib.util
 import io
 from pathlib import Path
 
@@ -10,16 +11,26 @@ from tlt_server.demo.live import rows_of, summary, table
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures
 
+OF_THE_LOOP = ("tlt_grpo", "matplotlib")
+"""Packages that the server itself does without."""
+
 
 def run(part: str, problems: int, steps: int, plot: Path, console: Console) -> tuple[Figures, list[str]]:
     """Runs `speculation`, `loop` or `both`. Returns the figures, and what went wrong, a line each.
 
-    Requests of both parts are counted together. The picture of the loop goes to `plot`.
+    Requests of both parts are counted together. The picture of the loop goes to `plot`. `both` does without the loop,
+    and says so, where its packages are not installed.
 
     Raises:
-        ConfigError: the loop needs packages that are not installed.
+        ConfigError: `loop` needs packages that are not installed.
     """
     figures, faults = Figures(), list[str]()
+    missing = next((name for name in OF_THE_LOOP if not importlib.util.find_spec(name)), None)
+    if missing and part == "both":
+        console.print(f"the loop of RL is left out: it {_remedy(missing)}", markup=False)
+        part = "speculation"
+    elif missing and part == "loop":
+        raise ConfigError(f"the loop {_remedy(missing)}, or --part speculation")
     if part != "loop":
         figures = speculation.run(problems, console)
         faults = speculation.faults(figures)
@@ -30,14 +41,14 @@ def run(part: str, problems: int, steps: int, plot: Path, console: Console) -> t
     return figures, faults
 
 
+def _remedy(missing: str) -> str:
+    return f"needs {missing}: in a checkout, pip install -e examples/grpo -e '.[demo]'"
+
+
 def _loop(steps: int, plot: Path, console: Console) -> tuple[Figures, list[str]]:
-    try:
-        from tlt_server.demo import loop
-        from tlt_server.demo.plot import draw
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the demo's loop needs {error.name}: pip install -e clients/grpo -e '.[demo]', or --part speculation"
-        ) from error
+    from tlt_server.demo import loop
+    from tlt_server.demo.plot import draw
+
     figures = loop.run(steps, console)
     _print_loop(figures, console)
     draw(rows_of(figures), plot)

@@ -73,6 +73,7 @@ def plain(sampled: list[int], given_params: dict[str, Any], grammar: int | None)
     return req
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     st.lists(tokens, min_size=1, max_size=MOST + 6),

@@ -110,6 +110,7 @@ def trees(draw: st.DrawFn) -> tuple[Tree, int]:
     return Tree(parents, [draw(st.integers(0, vocab - 1)) for _ in parents]), vocab
 
 
+@pytest.mark.slow
 @example((Tree([-1, 0, 1, 2], [0, 0, 1, 2]), 4), 1, False)  # a chain
 @example((Tree([-1, 0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 2, 0, 3, 1, 2]), 4), 2, False)  # topk 3, then 2 below the two best
 @example((Tree([-1, 0, 0, 1], [0, 2, 2, 0]), 3), 3, False)  # the same token twice
@@ -132,6 +133,7 @@ def test_every_sequence_has_exactly_the_targets_probability(case: tuple[Tree, in
 SAMPLES = 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tree",
     [Tree([-1, 0, 1, 2], [0, 0, 2, 1]), Tree([-1, 0, 0, 0, 1, 1, 3], [0, 4, 0, 5, 0, 1, 2])],

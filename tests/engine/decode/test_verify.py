@@ -41,6 +41,7 @@ def test_no_filter_costs_nothing(probs: torch.Tensor) -> None:
     assert filter_target_probs(probs, neutral, SimpleNamespace(draft_token_num=1)) is probs
 
 
+@pytest.mark.slow
 def test_sample_filtered_draws_from_the_joint_law(probs: torch.Tensor) -> None:
     """20,000 draws; the largest of 36 shares strays by 0.02 with a probability below 1e-6 (Hoeffding, union bound)."""
     torch.manual_seed(1)

@@ -130,6 +130,7 @@ def address() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
 
+@pytest.mark.slow
 def test_what_is_taken_arrives(address: str) -> None:
     parcels, inlet = Parcels(CPU, size=1 << 16), Inlet(address)
     courier = Courier(parcels, lambda: Outlet(address), header)

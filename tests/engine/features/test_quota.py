@@ -53,6 +53,7 @@ class Replica:
         self.sent[int(self.time)] = self.sent.get(int(self.time), 0) + nbytes
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.sampled_from([2e6, 10e6, 50e6]), st.sampled_from([0.005, 0.02]))
 def test_the_budget_holds_and_a_request_is_followed_in_one_run(seed: int, budget: float, step: float) -> None:

@@ -126,6 +126,7 @@ def shards() -> torch.Tensor:
     return torch.arange(2.0 * 10 * 3).reshape(2, 10, 3).to(torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_ranks_share_the_rows_of_all(tmp_path: Path) -> None:
     """What one of them objects to, none of them does; what has changed on one is written whole."""
     with torch.multiprocessing.Manager() as manager:

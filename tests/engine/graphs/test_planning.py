@@ -156,6 +156,7 @@ def test_a_chains_verification_reads_each_requests_tokens_and_its_own(lens: list
     assert wrapper._paged_kv_indices_buf[: sum(whole)].tolist() == places.tolist()
 
 
+@pytest.mark.slow
 @given(LENGTHS, st.integers(2, 9), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_a_trees_mask_is_packed_where_the_kernel_reads_it(
     lens: list[int], verified: int, padding: int, random: Random

@@ -134,6 +134,7 @@ def test_the_bytes_are_its_own(tmp_path: Path) -> None:
     assert torch.equal(read.tensors()["b"], torch.arange(5))
 
 
+@pytest.mark.slow
 def test_one_buffer_serves_one_file_after_another(tmp_path: Path) -> None:
     """A smaller one and a larger one; and the hash is of all of a file that is read in several pieces."""
     buffer = Buffer()

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.safety.chains import Call, gadgets
-from benchmarks.safety.gadgets import legitimate, listening, serialized
+from benchmarks.lib.safety.chains import Call, gadgets
+from benchmarks.lib.safety.gadgets import legitimate, listening, serialized
 from tlt_server.engine.loading.unpickling import MAKES, NAMES, unpickled
 from tlt_server.errors import UpdateRefused
 
@@ -39,6 +39,7 @@ def run_all(payloads: list[bytes], done: Any) -> None:
             pickle.loads(payload)
 
 
+@pytest.mark.slow
 def test_no_gadget_runs(tmp_path: Path) -> None:
     """Each does its harm where `pickle` reads it, and none here."""
     with listening(tmp_path / "socket") as (port, path, connections):

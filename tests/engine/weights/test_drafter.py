@@ -461,6 +461,7 @@ def rank_main(rank: int, store: str, results: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_or_fails_holds_all_back(tmp_path: Path) -> None:
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()

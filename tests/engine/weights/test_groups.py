@@ -20,6 +20,7 @@ def asked(**fields: object) -> SimpleNamespace:
     return SimpleNamespace(**plain | {"group_name": "g", "backend": "gloo"} | fields)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_never_comes_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "JOIN", timedelta(seconds=1))
     began, updater = time.monotonic(), SimpleNamespace(tp_rank=0, _model_update_group={})

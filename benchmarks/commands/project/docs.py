@@ -1,0 +1,94 @@
+"""Writes what README.md and benchmarks/README.md show of code and of kept results."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.commands.learning import losses as bench_losses
+from benchmarks.commands.speed import capture, graphs, switching
+from benchmarks.commands.speed import drain as bench_drain
+from benchmarks.commands.speed import strategy as bench_strategy
+from benchmarks.lib import tables
+from benchmarks.lib.adaptation import shown as adaptation
+from benchmarks.lib.online import shown as online
+from benchmarks.lib.profiling import breakdown
+from benchmarks.lib.reload import shown
+from benchmarks.lib.tables import RESULTS
+from benchmarks.lib.training import shown as training
+from tlt_server import results
+from tlt_server.demo.parts import as_text
+from tlt_server.errors import ConfigError
+from tlt_server.support import as_markdown
+
+TOP = Path(__file__).parents[3]
+READMES = (TOP / "README.md", TOP / "benchmarks/README.md")
+TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200")  # tables that are read together
+TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
+    "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
+    "faster": (tables.headline, ["speedup.h200"]),
+    "speedup": (tables.speedup, ["speedup.h200"]),
+    "accept_length": (tables.accept_length, ["accept_length.h200"]),
+    "context": (tables.context, ["context.h200"]),
+    "profile": (breakdown.as_markdown, ["profile.h200"]),
+    "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
+    "swap": (shown.swap, ["swap.h200"]),
+    "swap_ranks": (shown.swap, ["swap.h200x2"]),
+    "swap_cpu": (shown.swap, ["swap.cpu2"]),
+    "publications": (shown.publications, ["publications.h200x2"]),
+    "publications_cpu": (shown.publications, ["publications.cpu2"]),
+    "capture": (capture.as_table, ["capture.h200"]),
+    "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
+    "online": (online.online, ["online.h200"]),
+    "online_cpu": (online.online, ["online.cpu2"]),
+    "losses": (bench_losses.shown, ["losses.h200"]),
+    "strategy": (bench_strategy.table, ["strategy.h200"]),
+    "drain": (bench_drain.table, ["drain.h200"]),
+    "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
+    "graphs": (graphs.table, ["graphs.h200"]),
+    "switching": (switching.table, ["switching.h200"]),
+    "switching_ranks": (switching.table, ["switching.h200x2"]),
+    "trainer": (training.trainer, ["trainer.h200"]),
+    "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
+}
+"""Each block's table, and the results that it is made of."""
+PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu", "drain", "drain_cpu")
+
+
+def blocks(folder: Path = RESULTS) -> dict[str, str]:
+    """The generated parts of the READMEs, by the name in the comments around them.
+
+    Raises:
+        ConfigError: a table would be of several machines or revisions, or tables that are read together of several
+            machines.
+    """
+    kept = {path.stem: results.read(path) for path in folder.glob("*.json")}
+    tables.require_one_origin([kept[stem] for stem in TOGETHER if stem in kept], of=["machine"])
+    made = {"matrix": as_markdown()}
+    for name, (table, stems) in TABLES.items():
+        if not all(stem in kept for stem in stems):
+            made[name] = "Not measured yet."
+            continue
+        sources = [kept[stem] for stem in stems]
+        tables.require_one_origin(sources)
+        picture = f"\n\n![{stems[0]}](results/plots/{stems[0]}.svg)" if name in PLOTTED else ""
+        made[name] = table(*sources) + picture
+    return made
+
+
+def filled(text: str, folder: Path = RESULTS) -> str:
+    """A README with its generated parts made anew."""
+    made = blocks(folder)
+    pattern = rf"(<!-- ({'|'.join(made)}) -->\n).*?(?=<!-- /\2 -->)"
+    return re.sub(pattern, lambda found: f"{found[1]}{made[found[2]]}\n", text, flags=re.DOTALL)
+
+
+def main(argv: Sequence[str]) -> None:
+    argparse.ArgumentParser(prog="python -m benchmarks docs", description=__doc__).parse_args(argv)
+    try:
+        for readme in READMES:
+            readme.write_text(filled(readme.read_text()))
+    except ConfigError as error:
+        sys.stderr.write(f"docs: {error}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Measures strategies on a GPU host where benchmarks/gpu/bundle.sh's bundle lies in SITE, and upstream's in UPSTREAM:
+#   benchmarks/gpu/strategy.sh OUT costs graphs strategy_1 ...      stages, one after another
+# OUT gets each stage's result, what it printed and the end of each server's log. A stage whose result is there is left
+# out, so that a command that was broken off goes on; SECONDS_AT_MOST ends all as Ctrl-C does. MODELS is where models are
+# made and kept. Hosts of several GPUs run a stage on each: CUDA_VISIBLE_DEVICES, and taskset for cores of its own. Stages:
+#   costs       a step of plain decoding, of off and of one arm, kernel by kernel    switching   answers, costs, graphs
+#   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
+#   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
+set -uo pipefail
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
+cd "$(dirname "$0")/../.." || exit
+export PYTHONPATH=$PWD:$PWD/clients/tlt_client:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
+export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-/tmp/flashinfer}
+export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+models=(--models "${MODELS:-/tmp/models/7b}")
+peer=(--upstream "${UPSTREAM:-/tmp/upstream}")
+deadline=$((SECONDS + ${SECONDS_AT_MOST:-1500}))
+
+measure() { # NAME COMMAND FLAG ...
+  local name=$1 logs began=$SECONDS left=$((deadline - SECONDS))
+  [ -f "$out/$name.json" ] && { echo "$name: is there"; return; }
+  [ "$left" -gt 0 ] || { echo "$name: no time is left"; return; }
+  logs=$out/logs/$name
+  mkdir -p "$logs"
+  timeout --signal=INT --kill-after=60 "$left" "$python" -m benchmarks "$2" --json "$out/$name.json" --logs "$logs" \
+    "${@:3}" >"$out/$name.txt" 2>&1
+  echo "$name: exit $? after $((SECONDS - began)) s; $(tail -n 1 "$out/$name.txt")"
+}
+
+join() {
+  local parts=("$out"/strategy_[0-9]*.json)
+  [ -f "${parts[0]}" ] || return
+  "$python" -m benchmarks strategy --join "${parts[@]}" --json "$out/strategy.h200.json" >"$out/strategy.txt" 2>&1
+  echo "strategy: joined ${#parts[@]} parts, exit $?; $out/strategy.txt"
+}
+
+for stage in "$@"; do
+  case $stage in
+    costs) measure profile.h200 profile "${models[@]}" --arm 3,1,4 --batches 1 32 128 ;;
+    switching) measure switching.h200 switching "${models[@]}" ;;
+    graphs) measure graphs.h200 graphs "${models[@]}" ;;
+    strategy_1) measure strategy_1 strategy "${models[@]}" "${peer[@]}" --batches 1 ;;
+    strategy_2) measure strategy_2 strategy "${models[@]}" "${peer[@]}" --batches 2 4 8 ;;
+    strategy_16) measure strategy_16 strategy "${models[@]}" "${peer[@]}" --batches 16 32 64 128 256 ;;
+    drain) measure drain.h200 drain "${models[@]}" "${peer[@]}" ;;
+    ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
+    join) join ;;
+    *) echo "gpu_strategy: $stage: not a stage" >&2; exit 2 ;;
+  esac
+done

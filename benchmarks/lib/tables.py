@@ -1,0 +1,188 @@
+"""Kept results as Markdown: what README.md and benchmarks/README.md show of them.
+
+A cell that was not measured is empty. benchmarks/README.md says what each figure is.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from tlt_server.errors import ConfigError
+from tlt_server.results import Figures, Result
+
+RESULTS = Path(__file__).parents[1] / "results"
+_MEASURED = re.compile(r"tokens_per_s_(\w+?)_((?:context_\d+_)?batch_\d+)")
+
+
+def require_one_origin(results: Iterable[Result], of: Sequence[str] = ("machine", "revision")) -> None:
+    """Figures of one table are of one machine and one revision; of tables that are read together, of one machine.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    for one, other in pairwise(results):
+        for what in of:
+            here, there = getattr(one, what), getattr(other, what)
+            if here != there:
+                raise ConfigError(
+                    f"{one.name} is of {what} {here!r}, {other.name} of {there!r}: they cannot be compared. "
+                    f"Measure both on one {what}"
+                )
+
+
+def sides_and_loads(figures: Figures) -> tuple[list[str], list[str]]:
+    """The names of what was measured, ordered by kind, then by the numbers in them."""
+    found = [match.groups() for name in figures if (match := _MEASURED.fullmatch(name))]
+    sides, loads = ({pair[i] for pair in found} for i in range(2))
+    return sorted(sides, key=_kind_and_numbers), sorted(loads, key=_kind_and_numbers)
+
+
+def _kind_and_numbers(name: str) -> tuple[str, list[int]]:
+    return re.sub(r"\d+", "", name), numbers_in(name)
+
+
+def numbers_in(name: str) -> list[int]:
+    """[512, 8] of `context_512_batch_8`."""
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def arms_of(sides: Iterable[str], prefix: str = "") -> list[str]:
+    """Those of the sides that draft with one arm throughout: ours, or with the prefix `upstream_` SGLang's."""
+    return [side for side in sides if side.startswith((f"{prefix}chain_", f"{prefix}tree_"))]
+
+
+def label(side: str) -> str:
+    """`chain 3,1,4` of `chain_3`, `chain_3_accept_4` or `upstream_chain_3`: the numbers are those that --arm takes."""
+    kind, *numbers = side.removeprefix("upstream_").split("_")
+    return f"chain {numbers[0]},1,{int(numbers[0]) + 1}" if kind == "chain" else f"{kind} {','.join(numbers)}"
+
+
+def origin(result: Result) -> str:
+    """The command; where, of what and when it was run."""
+    versions = ", ".join(f"{package} {version}" for package, version in result.versions.items())
+    dirty = " with uncommitted changes" if result.revision.endswith("+") else ""
+    return (
+        f"`{command_of(result)}`\n\n{result.machine}; {versions}; revision {result.revision[:9]}{dirty}; "
+        f"{result.date[:10]}."
+    )
+
+
+def command_of(result: Result) -> str:
+    """As it is called today: results of before 2026-11-24 name modules, as `benchmarks.bench_drain`."""
+    return re.sub(r"-m benchmarks\.(bench_)?", "-m benchmarks ", shlex.join(result.argv))
+
+
+def caption(result: Result) -> str:
+    """The origin; what failed; how far rounds differ."""
+    figures = result.figures
+    failed = f"{figures['failed_requests']:,} of {figures['requests']:,} requests failed."
+    return f"{origin(result)} {failed} {_spread(figures)}"
+
+
+def _spread(figures: Figures) -> str:
+    widths = [
+        value - figures[name.replace("_max_", "_min_")] for name, value in figures.items() if "speedup_max_" in name
+    ]
+    if not any(widths):
+        return "One round: its spread is not known."
+    middle, widest = median(widths) / 2, max(widths) / 2
+    return f"Between rounds, a speed-up varies by ±{middle:.2f} in the median cell, by ±{widest:.2f} at most."
+
+
+def speedup(result: Result) -> str:
+    """Speed-up over plain decoding by arm and batch; then the accept lengths that break even, and those reached."""
+    figures = result.figures
+    sides, loads = sides_and_loads(figures)
+    arms = arms_of(sides)
+    best = {load: best_arm(figures, arms, load) for load in loads}
+    rows = []
+    for arm in arms:
+        shown = zip(loads, cells(figures, f"speedup_{arm}", loads), strict=True)
+        rows.append([label(arm), *(f"**{cell}**" if arm == best[load] else cell for load, cell in shown)])
+    if arms_of(sides, "upstream_"):
+        peers = {"its best arm": "upstream", "adaptive": "upstream_adaptive", "plain": "upstream_plain"}
+        rows += [[f"SGLang, {what}", *cells(figures, f"speedup_{side}", loads)] for what, side in peers.items()]
+    rows.append(["plain, tokens/s", *cells(figures, "tokens_per_s_plain", loads, ",.0f")])
+    rows.append(["plain, ms per step", *cells(figures, "step_ms_plain", loads, ".1f")])
+    lengths = []
+    for arm in arms:
+        pairs = zip(*(cells(figures, f"{what}_{arm}", loads) for what in ("break_even", "accept_length")), strict=True)
+        lengths.append([label(arm), *(" / ".join(filter(None, pair)) for pair in pairs)])
+    batches = [f"batch {numbers_in(load)[0]}" for load in loads]
+    tables = (table(["speed-up", *batches], rows), table(["accept length: needed / reached", *batches], lengths))
+    return "\n\n".join((caption(result), *tables))
+
+
+def headline(result: Result) -> str:
+    """The best arm at each batch size, ours and SGLang's."""
+    figures = result.figures
+    sides, loads = sides_and_loads(figures)
+    rows = []
+    for load in loads:
+        rows.append([str(numbers_in(load)[0]), *cells(figures, "tokens_per_s_plain", [load], ",.0f")])
+        for arms in (arms_of(sides), arms_of(sides, "upstream_")):
+            best = best_arm(figures, arms, load)
+            rows[-1] += [label(best), *cells(figures, f"speedup_{best}", [load])] if best else ["", ""]
+    header = ["batch", "plain, tokens/s", "best arm", "speed-up", "SGLang's best arm", "speed-up"]
+    return f"{caption(result)}\n\n{table(header, rows)}"
+
+
+def accept_length(result: Result) -> str:
+    """Speed-up by accept length and batch size, what breaks even, and a step's time, whatever it accepts.
+
+    A length is shown with the shallowest arm that it was simulated with; what breaks even, from an arm's longest.
+    """
+    figures = result.figures
+    sides, loads = sides_and_loads(figures)
+    simulated = [(label(side), numbers_in(side)[-1], side) for side in arms_of(sides)]
+    shallowest = {length: (arm, side) for arm, length, side in reversed(simulated)}
+    rows = [
+        [str(length), arm, *cells(figures, f"speedup_{side}", loads)]
+        for length, (arm, side) in sorted(shallowest.items())
+    ]
+    longest = {arm: side for arm, _, side in simulated}
+    rows += [["breaks even", arm, *cells(figures, f"break_even_{side}", loads)] for arm, side in longest.items()]
+    steps = [
+        [str(length), arm, *cells(figures, f"step_ms_{side}", loads, ".2f")]
+        for arm, length, side in simulated
+        if arm == simulated[-1][0]
+    ]
+    batches = [f"batch {numbers_in(load)[0]}" for load in loads]
+    tables = (
+        table(["speed-up at accept length", "arm", *batches], rows),
+        table(["ms per step at accept length", "arm", *batches], steps),
+    )
+    return "\n\n".join((caption(result), *tables))
+
+
+def context(result: Result) -> str:
+    """Speed-up and what breaks even, by context and batch size."""
+    figures = result.figures
+    sides, loads = sides_and_loads(figures)
+    header = ["context", "batch", "plain, ms per step"]
+    columns = [[f"{numbers_in(load)[i]:,}" for load in loads] for i in range(2)]
+    columns.append(cells(figures, "step_ms_plain", loads, ".1f"))
+    for arm in arms_of(sides):
+        reached = median(figures[name] for load in loads if (name := f"accept_length_{arm}_{load}") in figures)
+        header += [f"{label(arm)} at accept length {reached:.1f}", "breaks even"]
+        columns += [cells(figures, f"{what}_{arm}", loads) for what in ("speedup", "break_even")]
+    return f"{caption(result)}\n\n{table(header, list(zip(*columns, strict=True)))}"
+
+
+def best_arm(figures: Figures, arms: Iterable[str], load: str) -> str | None:
+    """The one of the greatest speed-up at a load; None if none was measured."""
+    measured = [arm for arm in arms if f"speedup_{arm}_{load}" in figures]
+    return max(measured, key=lambda arm: figures[f"speedup_{arm}_{load}"], default=None)
+
+
+def cells(figures: Figures, what: str, loads: Sequence[str], form: str = ".2f") -> list[str]:
+    names = [f"{what}_{load}" for load in loads]
+    return [format(figures[name], form) if name in figures else "" for name in names]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
