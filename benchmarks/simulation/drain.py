@@ -7,7 +7,7 @@ from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.simulation.server import Server, Step, regret
 from benchmarks.simulation.world import World
-from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.estimates import Learned
 
 PROMPT = 200
 

@@ -7,7 +7,7 @@ from benchmarks.commands.speed import graphs
 from benchmarks.commands.speed.graphs import ARMS, NAIVE, ONE, POOL, figures_of, ratios
 from tests.definitions import undefined
 from tlt_server.results import Figures, measured_here
-from tlt_server.strategy.passes import DRAFTING, KEYS, PLAIN, VERIFICATION, alike
+from tlt_server.strategy.arms import DRAFTING, KEYS, PLAIN, VERIFICATION, alike
 from tlt_server.strategy.settings import to_client
 
 PLAIN_PASS = CapturedPass(PLAIN, (), (1, 2, 4), 0.5, 0.1, 0.1)

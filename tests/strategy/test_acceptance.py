@@ -5,10 +5,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tlt_server.strategy.curve import Accepted
 
 from tlt_server.config import Arm
 from tlt_server.strategy.acceptance import Acceptance
-from tlt_server.strategy.curve import Accepted
 
 CHAINS = [Arm(steps, 1, steps + 1) for steps in (1, 3, 7)]
 TREE = Arm(5, 4, 16)

@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tlt_server.strategy.filter import Filter
 
 VARIANCES = st.floats(1e-4, 2.0)

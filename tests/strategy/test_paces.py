@@ -6,10 +6,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tlt_server.strategy.paces import FAR, Paces
 
 from tests.strategy.kit import DEEP, SHALLOW, TREE
 from tlt_server.strategy.arms import Choice
-from tlt_server.strategy.paces import FAR, Paces
 
 ARMS: tuple[Choice, ...] = (DEEP, SHALLOW, TREE, None)
 

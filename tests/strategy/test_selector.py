@@ -19,7 +19,7 @@ from tlt_server.strategy.arms import ArmTable, Bucket, Choice
 from tlt_server.strategy.bandit import CALM, Bandit
 from tlt_server.strategy.costs import StepCosts, Timing
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
-from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.estimates import Learned
 from tlt_server.strategy.selector import Selector
 
 MODES = st.sampled_from(["bandit", "paper", "off", "pinned"])

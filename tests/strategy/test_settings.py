@@ -8,7 +8,7 @@ from tlt_client import schemas
 
 from tests.strategy.kit import CAPTURED, DEEP, LARGEST, SHALLOW, TREE, selector
 from tlt_server.errors import ConfigError
-from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.estimates import Learned
 from tlt_server.strategy.settings import faults, to_client
 
 GOOD = schemas.StrategyUpdate(

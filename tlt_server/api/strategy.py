@@ -6,7 +6,7 @@ from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.api.scheduler import as_json, ask, body
 from tlt_server.engine.messages import Answer, Learn, ReadLearned, ReadVersions, Wish
-from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.estimates import Learned
 
 router = APIRouter()
 

@@ -10,7 +10,7 @@ from tlt_client.schemas import DrafterTrainer, Event, SharedTarget, Speculation,
 
 from tlt_server.config import Watchfulness
 from tlt_server.strategy.arms import ArmTable
-from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.estimates import Learned
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

@@ -1,1 +1,1 @@
-"""Which strategy decodes the next batch: BEG-MAB, pure. `selector.py` is the door; the engine uses nothing else."""
+"""Which arm decodes the next step: pure Python, no clock, no SGLang. An engine talks to selector.py."""

@@ -1,173 +1,143 @@
-"""How many drafts are accepted, by arm: the half of a reward that depends on what is said, and not on the machine.
+"""How many drafts each arm has accepted: of the drafter and the text, hardly of the batch size, so one for all buckets.
 
-It depends on target, drafter and text, hardly on the batch size. So it is learned once for all buckets, in three parts:
-
-**The curve** of chains (curve.py) says how a deep one compares with a shallow one.
-
-**The level** of now moves all arms alike. Text is easy to draft for, or hard, for dozens of steps together, and a new
-drafter is better or worse. Were that taken for the doing of the arm that happens to run, a good arm would be left in
-hard times, and an idle one would be judged by how easy it had it. The curve gives the shape alone: where it moves what
-a chain is expected to have accepted, the level takes that back.
-
-**A tree's lead** over a chain of its depth, which stays what it is when the level moves.
-
-The three are sums of log-odds, of the share of its depth that an arm has accepted: so the level may move far, and no
-draft is accepted beyond its end. A lead is steady on this scale: tree 5,4,16 has 0.9 over the chain of depth 5 where
-that accepts 3.3 drafts of 5 (benchmarks/results/speedup.h200.json), and 0.7 for another model (lossless.h200.json),
-where it accepts 1.7.
-
-Level and leads are the parts of a Kalman filter (filter.py). Each result moves what it bears on, in proportion to how
-little is known of it: the arm in force moves the level, an explored tree its lead, and an explored chain shows whether
-the tree in force has a great lead or a high level. A new drafter or target makes the level uncertain, the leads hardly:
-what the arm in force then learns, idle arms know at once.
-
-All are means, not the paper's medians: tokens add up. At batch 1, where a reward takes few values and they are skewed,
-the arm of the higher median is often not the one that makes more tokens.
+An arm's share of its depth, in log-odds, is the sum of three parts. The *curve* of chains: by position, the share of
+drafts accepted of those that got so far (Kaplan and Meier, 1958), so that one chain tells of all. The *level* of now,
+which moves all arms alike. And a tree's *lead* over the chain of its depth. Level and leads are a Kalman filter's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import exp, log, sqrt
 
 from tlt_server.config import Arm
 from tlt_server.strategy.arms import Choice, is_chain
-from tlt_server.strategy.curve import Accepted, Curve
-from tlt_server.strategy.filter import Filter
-from tlt_server.strategy.learned import LearnedAcceptance, LearnedPart
 
 TREE_LEAD = 1.0
-"""Of a tree that was never pulled: measured 0.3 (5,4,8) to 0.9 (8,4,32). High rather than low: a tree that is thought
-too good corrects that itself by being pulled; one that is thought too bad must wait for the budget."""
-_CURVE_KEEP = 0.5 ** (1 / 300)
-"""A sample counts half after 300 steps. The curve may be slow, for the level is quick."""
-_LEVEL_VARIANCE, _LEAD_VARIANCE = 1.0, 0.1
-"""Of what is not known yet."""
+"""Of a tree that was never pulled. Measured are 0.3 to 0.9: one thought too good corrects itself by being pulled."""
+_FIRST_RATE, _PRIOR_TRIALS = 0.7, 4.0
+"""Acceptance of a first draft before anything was verified, and the trials that it is worth."""
+_KEEP, _REMEMBERED = 0.5 ** (1 / 300), 8.0
+"""A trial counts half after 300 steps; so many are kept however old, or deep chains would be tried again and again."""
 _TEXT_DRIFT, _DRAFTER_DRIFT, _LEAD_DRIFT = 2e-3, 2e-4, 1e-4
-"""Variance that a step adds: to the level for each request's text, so that at batch 1 the level is of the last forty
-steps or so, while many requests are not hard all at once; to the level at any batch; to each lead."""
-_LEVEL_SWAP, _LEAD_SWAP = 1.0, 0.03
-"""Variance that other weights add."""
+"""Variance that a step adds: to the level for each request's text, to it at any batch, to each lead."""
+_LEVEL_SWAP, _LEAD_SWAP, _MOST_LEAD = 1.0, 0.03, 0.1
+"""Variance that other weights add, to the level all that it can have; and the most of a lead."""
 _SURPRISE_GAIN, _SURPRISING = 0.2, 3.0
-"""Part of the newest result in the mean of squared errors over their expectation, which is about 1 while nothing
-changes; and the mean at which something has."""
-_MOST_ERROR = 2.0
-"""Log-odds that one result may be off by: it is no straight line that far out."""
+"""Of the newest squared error over its expectation in their mean; the mean at which something has changed."""
+_MOST_ERROR, _MOST_ODDS = 2.0, exp(4)
+"""Log-odds that one result may be off by, and odds as good as certain: the line is not straight so far out."""
 
-_LONGEST, _SHORTEST = exp(4), exp(-4)
-"""Odds of shares that are as good as 1 and 0, 0.982 and 0.018: beyond, a change would be noticed too late."""
+
+class Filter:
+    """A part that all share, at 0, and one of each, of whose sums observations tell (Kalman, 1960).
+
+    mean: of each part. covariance: of each two. most: variance that a part's drifts to.
+    """
+
+    def __init__(self, mean: Sequence[float], variance: Sequence[float], most: Sequence[float]) -> None:
+        self.mean, self.most = list(mean), most
+        self.covariance = [[v if i == j else 0.0 for j in range(len(mean))] for i, v in enumerate(variance)]
+
+    def learn(self, part: int, error: float, noise: float) -> float:
+        """The sum of what is shared and a part was off by so much; 0: the former alone.
+
+        noise: variance of the observation. Returns the error squared, over its expectation.
+        """
+        shared = self.covariance[0].copy()
+        if part:
+            shared = [ours + theirs for ours, theirs in zip(shared, self.covariance[part], strict=True)]
+        total = noise + shared[0] + (shared[part] if part else 0.0)
+        for i, row in enumerate(self.covariance):
+            gain = shared[i] / total
+            self.mean[i] += gain * error
+            for j, theirs in enumerate(shared):  # a comprehension takes three times as long in so small a matrix
+                row[j] -= gain * theirs
+        return error * error / total
+
+    def drift(self, first: float, others: float) -> None:
+        """Time, or an event, adds so much variance to what is shared, and to each other part."""
+        for i, most in enumerate(self.most):
+            known = self.covariance[i][i]
+            if known < most:
+                self.covariance[i][i] = min(known + (others if i else first), most)
 
 
 class Acceptance:
-    """Accept length of every arm.
-
-    arms: all that may ever be asked for.
-    """
+    """Accept length of every arm, in `lengths`: tokens that a verify gives a request, the bonus token included."""
 
     def __init__(self, arms: Iterable[Arm]) -> None:
-        arms = set(arms)
-        trees = sorted((arm for arm in arms if not is_chain(arm)), key=str)
-        self._part = {tree: part for part, tree in enumerate(trees, start=1)}
-        self._curve = Curve(max((arm.num_steps for arm in arms), default=1), _CURVE_KEEP)
-        self._depths = sorted({arm.num_steps for arm in arms if is_chain(arm)})
-        self._chains: dict[int, float] = {}
-        most = [_LEVEL_VARIANCE] + [_LEAD_VARIANCE] * len(trees)
-        self._filter = Filter([0.0] + [TREE_LEAD] * len(trees), most, most)
+        self.arms = sorted(arms, key=lambda arm: arm.num_steps)
+        self.trials = [0.0] * max((arm.num_steps for arm in self.arms), default=1)
+        self.hits = self.trials.copy()
+        trees = [arm for arm in self.arms if not is_chain(arm)]
+        self.part = {arm: trees.index(arm) + 1 if arm in trees else 0 for arm in self.arms}
+        variance = [_LEVEL_SWAP, *(_MOST_LEAD for _ in trees)]
+        self.filter = Filter([0.0, *(TREE_LEAD for _ in trees)], variance, variance)
         self._surprise = 1.0
+        self.refresh()
 
-    def observe(self, arm: Choice, batch: int, accepted: Accepted) -> None:
-        """One settled decode step.
-
-        Args:
-            arm: it was launched with.
-            batch: requests in it.
-            accepted: of those that count, at least one.
-        """
+    def observe(self, arm: Choice, accepted: Sequence[int]) -> None:
+        """One settled step: accepted drafts of each request that counts, at least one."""
         if arm is not None:
-            self._learn(arm, accepted)
+            share = (self.lengths[arm] - 1) / arm.num_steps
+            error = (sum(accepted) / len(accepted) / arm.num_steps - share) / (share * (1 - share))
+            # a geometric law has a variance of mean + mean², of which the draft's end cuts off as much as is accepted
+            noise = (1 + 1 / (share * arm.num_steps)) / (1 - share) / len(accepted)
+            surprise = self.filter.learn(self.part[arm], max(-_MOST_ERROR, min(_MOST_ERROR, error)), noise)
+            self._surprise += _SURPRISE_GAIN * (min(surprise, 10.0) - self._surprise)
+            if self._surprise > _SURPRISING:
+                self.weights_changed()
             if is_chain(arm):
-                before = _between(self._curve.odds(arm.num_steps))
-                self._curve.observe(accepted, arm.num_steps)
-                self._filter.mean[0] -= log(_between(self._curve.odds(arm.num_steps)) / before)
-            self._chains.clear()
-        self._filter.drift(_TEXT_DRIFT / batch + _DRAFTER_DRIFT, _LEAD_DRIFT)
-
-    def length(self, arm: Choice) -> float:
-        """Tokens that one verify is expected to give a request, the bonus token included; 1 for off."""
-        if arm is None:
-            return 1.0
-        if not is_chain(arm):
-            return 1.0 + arm.num_steps * self._share(arm)
-        if not self._chains:  # asked for every arm in every step, and changed by a result alone
-            self._chains = self._lengths()
-        return self._chains[arm.num_steps]
+                before = self._odds[arm.num_steps - 1]
+                self._count(arm.num_steps, bytes(accepted))
+                self.filter.mean[0] -= log(self._odds[arm.num_steps - 1] / before)  # the curve gives the shape alone
+            self.refresh()
+        self.filter.drift(_TEXT_DRIFT / len(accepted) + _DRAFTER_DRIFT, _LEAD_DRIFT)
 
     def doubt(self, arm: Choice) -> float:
-        """How uncertain an arm's place among the others is: the standard deviation of its drafts' relative error.
-
-        The level does not count, which moves all alike.
-        """
+        """Standard deviation of an arm's drafts' relative error beside the others, whom the level moves alike."""
         if arm is None or is_chain(arm):
             return 0.0
-        part = self._part[arm]
-        return sqrt(self._filter.covariance[part][part]) * (1 - self._share(arm))
+        part = self.part[arm]
+        return sqrt(self.filter.covariance[part][part]) * (1 - (self.lengths[arm] - 1) / arm.num_steps)
 
     def weights_changed(self) -> None:
-        """Another target or drafter is in force: what was accepted before says less."""
+        """Another target or drafter: what was accepted before says less."""
         self._surprise = 1.0
-        self._curve.forget()
-        self._filter.drift(_LEVEL_SWAP, _LEAD_SWAP)
+        for k, trials in enumerate(self.trials):
+            if trials > _REMEMBERED:
+                self.trials[k], self.hits[k] = _REMEMBERED, self.hits[k] * _REMEMBERED / trials
+        self.filter.drift(_LEVEL_SWAP, _LEAD_SWAP)
 
-    def learned(self) -> LearnedAcceptance:
-        """All of it, to be restored; of the covariances the diagonal."""
-        parts = [
-            LearnedPart(arm, self._filter.mean[part], self._filter.covariance[part][part])
-            for arm, part in [(None, 0), *self._part.items()]
-        ]
-        return LearnedAcceptance(tuple(self._curve.trials), tuple(self._curve.hits), tuple(parts))
+    def refresh(self) -> None:
+        """Lengths anew, from the parts. A chain accepts what each shallower one would have."""
+        rate, survival, total, self._odds = _FIRST_RATE, 1.0, 0.0, []
+        for depth, (trials, hits) in enumerate(zip(self.trials, self.hits, strict=True), start=1):
+            rate = (hits + _PRIOR_TRIALS * rate) / (trials + _PRIOR_TRIALS)
+            survival *= rate
+            total += survival
+            self._odds.append(_bounded(total / max(depth - total, 1e-9)))
+        self.lengths: dict[Choice, float] = {None: 1.0}
+        most = 0.0
+        for arm in self.arms:
+            lead = self.filter.mean[self.part[arm]] if self.part[arm] else 0.0
+            odds = _bounded(self._odds[arm.num_steps - 1] * exp(self.filter.mean[0] + lead))
+            drafts = arm.num_steps * odds / (1 + odds)
+            if is_chain(arm):
+                drafts = most = max(most, drafts)
+            self.lengths[arm] = 1 + drafts
 
-    def restore(self, learned: LearnedAcceptance) -> None:
-        """Takes over what was learned, of the arms that there are."""
-        self._curve.restore(learned.trials, learned.hits)
-        mean, most = self._filter.mean, self._filter.most
-        variance = [row[part] for part, row in enumerate(self._filter.covariance)]
-        for each in learned.parts:
-            if (part := 0 if each.arm is None else self._part.get(each.arm)) is not None:
-                mean[part], variance[part] = each.mean, each.variance
-        self._filter = Filter(mean, variance, most)
-        self._chains.clear()
-
-    def _learn(self, arm: Arm, accepted: Accepted) -> None:
-        """Level and lead from what an arm had accepted; from too great an error, that something has changed."""
-        share = self._share(arm)
-        error = (accepted.drafts / accepted.requests / arm.num_steps - share) / (share * (1 - share))
-        # a geometric law has a variance of mean + mean², of which the draft's end cuts off as much as is accepted
-        noise = (1 + 1 / (share * arm.num_steps)) / (1 - share) / accepted.requests
-        parts = (0,) if is_chain(arm) else (0, self._part[arm])
-        surprise = self._filter.learn(parts, max(-_MOST_ERROR, min(_MOST_ERROR, error)), noise)
-        self._surprise += _SURPRISE_GAIN * (min(surprise, 10.0) - self._surprise)
-        if self._surprise > _SURPRISING:
-            self.weights_changed()
-
-    def _lengths(self) -> dict[int, float]:
-        """Of chains, by depth.
-
-        A chain accepts what each shallower one would have: what the level adds in log-odds must not turn that round.
-        """
-        most, level, found = 0.0, exp(self._filter.mean[0]), {}
-        for depth in self._depths:
-            most = max(most, depth * self._moved(depth, level))
-            found[depth] = 1.0 + most
-        return found
-
-    def _share(self, arm: Arm) -> float:
-        """Of its depth, what an arm is expected to have accepted; between 0 and 1, neither included."""
-        lead = 0.0 if is_chain(arm) else self._filter.mean[self._part[arm]]
-        return self._moved(arm.num_steps, exp(self._filter.mean[0] + lead))
-
-    def _moved(self, depth: int, factor: float) -> float:
-        """The curve's share of a depth, its odds times a factor."""
-        odds = _between(_between(self._curve.odds(depth)) * factor)
-        return odds / (1 + odds)
+    def _count(self, steps: int, each: bytes) -> None:
+        reached = len(each)
+        for k, old in enumerate(self.trials):
+            if old > _REMEMBERED:
+                keep = max(_KEEP, _REMEMBERED / old)
+                self.trials[k], self.hits[k] = keep * old, keep * self.hits[k]
+            if k < steps:
+                self.trials[k] += reached
+                reached -= each.count(k)
+                self.hits[k] += reached
+        self.refresh()
 
 
-def _between(odds: float) -> float:
-    return _LONGEST if odds > _LONGEST else _SHORTEST if odds < _SHORTEST else odds
+def _bounded(odds: float) -> float:
+    return max(1 / _MOST_ODDS, min(_MOST_ODDS, odds))

@@ -1,23 +1,10 @@
-"""What a decode step is expected to cost, from timing every arm when the server starts.
-
-Where the cost lies is known before anything was served: the same weights are read and the same kernels run whatever
-the tokens say. Timing an arm on dummy input at each captured batch size gives the cost of a short context; timed at a
-second context as well, it would give what each cached token adds. The server times one (engine/timing.py): what longer
-contexts add shows as a level that is higher for all arms (paces.py), and what they add to one more than to another, in
-looks.
-
-Why context enters here and not as a dimension of the buckets: on an H200 the best arm does change with it (at 32
-requests chain 3,1,4 is 1.5 times as fast as plain decoding at 512 tokens, and 0.74 at 32k), so it cannot be left out.
-But a step's time is linear in the cached tokens of the whole batch: attention reads each of them once in a pass. One
-slope for each arm says as much as a row of buckets, and does not split the samples. The measurements are in
-benchmarks/results/context.h200.json; tests/strategy/test_costs.py says how well lines fit them.
-"""
+"""What a decode step is expected to cost, from timing every arm when the server starts; without timing, a guess."""
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from copy import copy
 from itertools import product
+from statistics import fmean
 
 import msgspec
 
@@ -25,12 +12,12 @@ from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import Choice
 
+_PLAIN_S, _PASS, _TOKEN = 0.0047, 0.16, 0.004
+"""Seconds of a plain step, and of it the shares of a drafter's pass and of a verified token: a 7B in bf16 on an H200."""
+
 
 class Timing(msgspec.Struct, frozen=True):
-    """A timed decode step: draft, verify and draft-extend, or plain decoding.
-
-    cached: tokens in the KV cache, of all requests together.
-    """
+    """A timed decode step, of `batch` requests with `cached` tokens in the KV cache in all."""
 
     arm: Choice
     batch: int
@@ -39,7 +26,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class StepCosts:
-    """Expected seconds of a step, by arm, batch size and cached tokens.
+    """Expected seconds of a step, by arm, batch size and cached tokens, in which attention is linear.
 
     padded: a batch runs at the next batch size that was timed, as CUDA graphs do, and costs as much.
 
@@ -48,12 +35,13 @@ class StepCosts:
     """
 
     def __init__(self, timings: Iterable[Timing], *, padded: bool = False) -> None:
-        by_arm: dict[Choice, list[Timing]] = defaultdict(list)
-        for timing in timings:
-            by_arm[timing.arm].append(timing)
-        self._lines = {arm: _Line(found, padded) for arm, found in by_arm.items()}
-        if None not in self._lines:
+        by_arm: dict[Choice, dict[int, list[Timing]]] = defaultdict(lambda: defaultdict(list))
+        for each in timings:
+            by_arm[each.arm][each.batch].append(each)
+        if None not in by_arm:
             raise ConfigError("off was not timed: time plain decoding too, which is what every arm is held against")
+        self._lines = {arm: _line(found) for arm, found in by_arm.items()}
+        self._padded = padded
 
     @property
     def arms(self) -> Collection[Choice]:
@@ -63,69 +51,54 @@ class StepCosts:
     @property
     def sizes(self) -> list[int]:
         """Batch sizes that any was timed at, ascending."""
-        return sorted({size for line in self._lines.values() for size in line.batches})
+        return sorted({size for sizes, _, _ in self._lines.values() for size in sizes})
 
     def of(self, arms: Collection[Arm]) -> "StepCosts":
         """Of these arms and off alone."""
-        some = copy(self)
+        some = StepCosts([Timing(None, 1, 0, 0.0)], padded=self._padded)
         some._lines = {arm: line for arm, line in self._lines.items() if arm is None or arm in arms}
         return some
 
     def seconds(self, arm: Choice, batch: int, cached: int) -> float:
-        """Of one step, for a batch of so many requests with so many cached tokens in all."""
-        return self._lines[arm].seconds(batch, cached)
+        """Of one step. Between timed sizes, and beyond the largest, on a line, but where batches are padded."""
+        sizes, seconds, slope = self._lines[arm]
+        right = bisect_left(sizes, batch)
+        if right == 0 or (right < len(sizes) and self._padded) or len(sizes) == 1:
+            return seconds[min(right, len(sizes) - 1)] + slope * cached
+        right = min(right, len(sizes) - 1)
+        share = (batch - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1]) + slope * cached
+
+
+def _line(by_batch: dict[int, list[Timing]]) -> tuple[list[int], list[float], float]:
+    """Batch sizes, seconds at each without context, and seconds that each cached token adds: one slope for an arm."""
+    means = {b: (fmean(t.cached for t in each), fmean(t.seconds for t in each)) for b, each in by_batch.items()}
+    apart = [(t.cached - means[b][0], t.seconds - means[b][1]) for b, each in by_batch.items() for t in each]
+    spread = sum(x * x for x, _ in apart)
+    slope = max(0.0, sum(x * y for x, y in apart) / spread) if spread else 0.0
+    sizes = sorted(means)
+    return sizes, [means[size][1] - slope * means[size][0] for size in sizes], slope
 
 
 def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batches: Sequence[int]) -> list[Timing]:
     """Steps put together from passes, where a pass takes what its number of tokens takes: on a CPU, without graphs.
 
-    Args:
-        target, drafter: of a pass of either model, as plain decoding of as many requests as the pass has tokens.
+    target, drafter: of a pass of either model, as plain decoding of as many requests as the pass has tokens.
     """
     found = [Timing(None, batch, 0, target.seconds(None, batch, 0)) for batch in batches]
     for arm, batch in product(arms, batches):
         verification = target.seconds(None, batch * arm.num_draft_tokens, 0)
         drafting = (arm.num_steps - 1) * drafter.seconds(None, batch * arm.topk, 0)
-        draft_extend = drafter.seconds(None, batch * arm.path, 0)
-        found.append(Timing(arm, batch, 0, verification + drafting + draft_extend))
+        found.append(Timing(arm, batch, 0, verification + drafting + drafter.seconds(None, batch * arm.path, 0)))
     return found
 
 
-class _Line:
-    """One arm: seconds linear in cached tokens.
+def guessed_costs(arms: Sequence[Arm], largest: int) -> StepCosts:
+    """Before any was timed; only ratios count, and those until an arm was measured."""
 
-    batches: that were timed, ascending. Between two of them seconds are linear in the batch size, or, padded, those of
-        the larger one; beyond the largest they lie on the line through the last two.
-    """
+    def share(arm: Choice, batch: int) -> float:
+        passes, tokens = (arm.num_steps, arm.num_draft_tokens) if arm else (0, 1)
+        return 1 + _PASS * passes + _TOKEN * batch * tokens
 
-    def __init__(self, timings: list[Timing], padded: bool) -> None:
-        by_batch: dict[int, list[Timing]] = defaultdict(list)
-        for timing in timings:
-            by_batch[timing.batch].append(timing)
-        means = {batch: _means(found) for batch, found in by_batch.items()}
-        apart = [
-            (each.cached - means[each.batch][0], each.seconds - means[each.batch][1])
-            for each in timings
-            if len(by_batch[each.batch]) > 1
-        ]
-        spread = sum(x * x for x, _ in apart)
-        self._slope = max(0.0, sum(x * y for x, y in apart) / spread) if spread else 0.0
-        points = [(batch, seconds - self._slope * cached) for batch, (cached, seconds) in sorted(means.items())]
-        self.batches = [batch for batch, _ in points]
-        self._seconds = [seconds for _, seconds in points]
-        self._padded = padded
-
-    def seconds(self, batch: int, cached: int) -> float:
-        batches, seconds, more = self.batches, self._seconds, self._slope * cached
-        right = bisect_left(batches, batch)
-        if right < len(batches) and (self._padded or batches[right] == batch or right == 0):
-            return more + seconds[right]
-        right = min(right, len(batches) - 1)
-        if right == 0:
-            return more + seconds[0]
-        share = (batch - batches[right - 1]) / (batches[right] - batches[right - 1])
-        return more + seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
-
-
-def _means(timings: list[Timing]) -> tuple[float, float]:
-    return sum(t.cached for t in timings) / len(timings), sum(t.seconds for t in timings) / len(timings)
+    sizes = {1, largest}
+    return StepCosts(Timing(arm, b, 0, _PLAIN_S * share(arm, b)) for arm, b in product((None, *arms), sizes))

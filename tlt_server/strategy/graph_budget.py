@@ -12,9 +12,9 @@ from math import log
 
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
+from tlt_server.strategy.arms import DRAFTING, KEYS
+from tlt_server.strategy.costs import guessed_costs
 from tlt_server.strategy.defaults import RATES, expected_length
-from tlt_server.strategy.guess import guessed_costs
-from tlt_server.strategy.passes import DRAFTING, KEYS
 
 Sizes = Mapping[Arm, Sequence[int]]
 """Batch sizes that each arm is captured at, ascending: always the smallest ones of the server's."""

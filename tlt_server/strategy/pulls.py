@@ -1,12 +1,8 @@
-"""Which arm a result belongs to, and how long its step took, though results come one step late.
+"""Which launched step a result belongs to, and how long that step took.
 
-Under overlap SGLang launches step n + 1 before it processes the results of step n. Results come in the order of
-launches, so a queue of the launched steps says what each belongs to.
-
-**A step's time** ends when its result is processed, which upstream waits for anyway, and begins when the result before
-was processed, or at its own launch where that is later. Under overlap the former is later: the whole step as a user
-feels it, the CPU's part that nothing hides included, without an event or a synchronization. Without overlap, and after
-idling, the latter is: waiting for requests is nobody's step.
+Under overlap SGLang launches step n + 1 before it processes the results of step n; results come in the order of
+launches. A step ends when its result is processed, and begins when the one before was, or at its own launch where that
+is later: the whole step as a user feels it, without an event or a synchronization.
 """
 
 from collections import deque
@@ -15,17 +11,14 @@ from typing import NamedTuple
 from tlt_server.strategy.arms import Choice
 
 UNDER_WAY = 2
-"""Steps launched and not settled, at most: SGLang launches one ahead. A third means that a result was lost, and drops
-the oldest; so after a loss one result is credited to the step before its own, and the next are right again."""
+"""Steps launched and not settled, at most: SGLang launches one ahead. A third means that a result was lost."""
 
 
 class Pull(NamedTuple):
     """A launched decode step.
 
-    cached: tokens in the KV cache, of all requests.
-    launched: seconds, on the clock of the results.
-    charged: seconds of the exploration's budget that are held for it; 0 where it does not explore.
-    behind: tokens of all requests that the drafter has missed.
+    cached: tokens in the KV cache, of all requests. launched: seconds. charged: seconds of the exploration budget that
+    are held for it. behind: tokens that the drafter has missed, and reads first.
     """
 
     arm: Choice
@@ -37,71 +30,51 @@ class Pull(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether the drafter reads first what it has missed: the step's time is not all its arm's."""
+        """Whether the step's time holds what the drafter reads first."""
         return self.arm is not None and self.behind > 0
+
+    def fits(self, batch: int, most_accepted: int) -> bool:
+        """Whether it can have such a result."""
+        return self.batch == batch and most_accepted <= (self.arm.num_steps if self.arm else 0)
 
 
 class UnderWay:
-    """The launched steps whose results have not come."""
+    """Launched steps whose results have not come. lost: results that never came; unmatched: results of no step."""
 
     def __init__(self) -> None:
         self._pulls: deque[Pull | None] = deque()  # None: a break
         self._settled = float("-inf")
-        self.lost = 0
-        """Steps whose result never came."""
-        self.unmatched = 0
-        """Results that no launched step has: their batch is another one."""
+        self.lost = self.unmatched = 0
 
     def launch(self, pull: Pull) -> None:
         """A step begins."""
         self._pulls.append(pull)
         while len(self._pulls) - self._pulls.count(None) > UNDER_WAY:
-            self._drop()
+            while self._pulls.popleft() is None:
+                pass
+            self.lost += 1
+            if self._pulls[0] is not None:
+                self._pulls.appendleft(None)  # what comes next follows a gap
 
     def interrupt(self) -> None:
-        """Something else than a decode step is launched: a prefill, a swap, a pause.
-
-        The time of the decode step that is launched next does not count: it may hold what came before.
-        """
+        """A prefill, a swap or a pause is launched: the time of the decode step behind it does not count."""
         if not (self._pulls and self._pulls[-1] is None):
             self._pulls.append(None)
 
+    @property
     def follower(self) -> Pull | None:
-        """The step that was launched after the one that was settled last; None if none was yet, or something else."""
+        """The step launched after the one that was settled last; None if none was yet, or something else."""
         return self._pulls[0] if self._pulls else None
 
     def settle(self, batch: int, now: float, most_accepted: int = 0) -> tuple[Pull, float | None] | None:
-        """The step of a result, and its seconds; None for the seconds where they are not the step's own.
-
-        Args:
-            batch: requests in the result.
-            now: seconds.
-            most_accepted: drafts that one of them had accepted.
-
-        Returns:
-            None where no step under way can have this result.
-        """
-        fitting = (place for place, pull in enumerate(self._pulls) if _fits(pull, batch, most_accepted))
-        before = next(fitting, None)
-        if before is None:
+        """The step of a result, and its seconds, None where they are not its own; None where no step has such a one."""
+        place = next((i for i, pull in enumerate(self._pulls) if pull and pull.fits(batch, most_accepted)), None)
+        if place is None:
             self.unmatched += 1
             self._pulls.appendleft(None)  # it took time that is nobody's
             return None
-        for _ in range(before):  # lost steps, or breaks
-            self.lost += self._pulls.popleft() is not None
+        self.lost += sum(self._pulls.popleft() is not None for _ in range(place))
         pull = self._pulls.popleft()
         assert pull is not None
         began, self._settled = max(pull.launched, self._settled), now
-        return pull, now - began if before == 0 and now > began else None
-
-    def _drop(self) -> None:
-        """The oldest step is given up. What comes next follows a gap."""
-        while self._pulls.popleft() is None:
-            pass
-        self.lost += 1
-        if self._pulls and self._pulls[0] is not None:
-            self._pulls.appendleft(None)
-
-
-def _fits(pull: Pull | None, batch: int, most_accepted: int) -> bool:
-    return pull is not None and pull.batch == batch and most_accepted <= (pull.arm.num_steps if pull.arm else 0)
+        return pull, now - began if place == 0 and now > began else None

@@ -18,45 +18,33 @@ def to_client(arm: Choice) -> schemas.Arm | None:
 
 
 def from_client(arm: schemas.Arm | None) -> Choice:
-    """An arm that a client wrote.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """An arm that a client wrote; ConfigError where it is none."""
     return None if arm is None else Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)
 
 
 def to_buckets(buckets: Sequence[schemas.SelectionBucket]) -> list[Bucket]:
     """Buckets without a fault."""
-    return [Bucket(bucket.first, tuple(from_client(arm) for arm in bucket.arms)) for bucket in buckets]
+    return [Bucket(bucket.first, tuple(map(from_client, bucket.arms))) for bucket in buckets]
 
 
 def faults(update: schemas.StrategyUpdate, captured: Mapping[Arm, int], largest: int) -> list[str]:
-    """What is wrong with settings, one line each; empty where nothing is.
+    """What is wrong with settings, one line each.
 
-    Args:
-        captured: the largest batch size that each arm has CUDA graphs for.
-        largest: batch size that the server runs.
+    captured: the largest batch size that each arm has CUDA graphs for. largest: that the server runs.
     """
-    return [*_mode_and_numbers(update), *_pinned(update, captured), *_buckets(update.buckets, captured, largest)]
-
-
-def _mode_and_numbers(update: schemas.StrategyUpdate) -> Iterator[str]:
-    if update.mode not in MODES:
-        yield f"mode {update.mode!r}: one of {', '.join(MODES)}"
-    if not 0 <= update.epsilon <= 1:
-        yield f"epsilon {update.epsilon}: must lie between 0 and 1"
-    if update.window < 1:
-        yield f"window {update.window}: must be at least 1"
-    if not 0 <= update.exploration <= 0.5:
-        yield f"exploration {update.exploration}: must lie between 0 and 0.5, as a share of decoding time"
-
-
-def _pinned(update: schemas.StrategyUpdate, captured: Mapping[Arm, int]) -> Iterator[str]:
-    if update.pinned is not None:
-        yield from (f"pinned: {fault}" for fault in _arm(update.pinned, captured, 1))
-    elif update.mode == "pinned":
-        yield "pinned: mode pinned needs an arm; for plain decoding, ask for mode off"
+    checks = {
+        f"mode {update.mode!r}: one of {', '.join(MODES)}": update.mode in MODES,
+        f"epsilon {update.epsilon}: must lie between 0 and 1": 0 <= update.epsilon <= 1,
+        f"window {update.window}: must be at least 1": update.window >= 1,
+        f"exploration {update.exploration}: must lie between 0 and 0.5, as a share of decoding time": (
+            0 <= update.exploration <= 0.5
+        ),
+        "pinned: mode pinned needs an arm; for plain decoding, ask for mode off": (
+            update.mode != "pinned" or update.pinned is not None
+        ),
+    }
+    of_arm = [f"pinned: {fault}" for fault in _arm(update.pinned, captured, 1)]
+    return [*(fault for fault, holds in checks.items() if not holds), *of_arm, *_buckets(update, captured, largest)]
 
 
 def _arm(arm: schemas.Arm | None, captured: Mapping[Arm, int], batch: int) -> Iterator[str]:
@@ -66,17 +54,14 @@ def _arm(arm: schemas.Arm | None, captured: Mapping[Arm, int], batch: int) -> It
     except ConfigError as error:
         yield str(error)
         return
-    if known is None:
-        return
-    if known not in captured:
+    if known is not None and known not in captured:
         yield f"arm {known} was not captured: choose from {', '.join(map(str, captured)) or 'off alone'}"
-    elif captured[known] < batch:
+    elif known is not None and captured[known] < batch:
         yield f"arm {known} was captured for batches up to {captured[known]}, not {batch}: leave it to smaller ones"
 
 
-def _buckets(
-    buckets: Sequence[schemas.SelectionBucket] | None, captured: Mapping[Arm, int], largest: int
-) -> Iterator[str]:
+def _buckets(update: schemas.StrategyUpdate, captured: Mapping[Arm, int], largest: int) -> Iterator[str]:
+    buckets = update.buckets
     if buckets is None:
         return
     if not buckets or buckets[0].first != 1:
@@ -84,14 +69,12 @@ def _buckets(
     for before, after in pairwise(buckets):
         if after.first <= before.first:
             yield f"bucket from {after.first}: must begin above the one before it, which begins at {before.first}"
-    lasts = [*(bucket.first - 1 for bucket in buckets[1:]), largest]
-    for bucket, last in zip(buckets, lasts, strict=True):
-        name = f"bucket from {bucket.first}"
+    for bucket, last in zip(buckets, [*(bucket.first - 1 for bucket in buckets[1:]), largest], strict=True):
+        found = [fault for arm in bucket.arms for fault in _arm(arm, captured, last)]
         if bucket.first > largest:
-            yield f"{name}: this server runs batches up to {largest}"
+            found.append(f"this server runs batches up to {largest}")
         if not bucket.arms:
-            yield f"{name}: needs an arm; null is off"
+            found.append("needs an arm; null is off")
         if len(set(bucket.arms)) < len(bucket.arms):
-            yield f"{name}: names an arm twice"
-        for arm in bucket.arms:
-            yield from (f"{name}: {fault}" for fault in _arm(arm, captured, last))
+            found.append("names an arm twice")
+        yield from (f"bucket from {bucket.first}: {fault}" for fault in found)

@@ -23,7 +23,7 @@ from benchmarks.lib.sides import Side, Site, awake, name_of, side_by_side
 from tlt_server.config import Arm, GraphSharing
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
-from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, PLAIN, VERIFICATION
+from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, PLAIN, VERIFICATION
 from tlt_server.strategy.settings import from_client
 
 ARMS = (Arm(3, 1, 4), Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 32))

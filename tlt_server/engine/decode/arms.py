@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tlt_server.config import Arm, widest
 from tlt_server.engine.graphs.capture import Graphs, Pass
-from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION
+from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION
 
 
 class Parts(NamedTuple):

@@ -21,9 +21,9 @@ from tlt_server.config import Arm
 from tlt_server.engine.events import EventLog
 from tlt_server.metrics import count_step
 from tlt_server.strategy.arms import ArmTable, Choice
+from tlt_server.strategy.costs import guessed_costs
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
-from tlt_server.strategy.guess import guessed_costs
-from tlt_server.strategy.learned import Learned
+from tlt_server.strategy.estimates import Learned
 from tlt_server.strategy.selector import Selector
 
 LEARNED = ("bandit", "paper")

@@ -33,10 +33,9 @@ from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.ranks import of_first
 from tlt_server.engine.weights.swap import DrafterWeights
-from tlt_server.strategy.arms import ArmTable, Choice, pinned_table
+from tlt_server.strategy.arms import PLAIN, ArmTable, Choice, pinned_table
 from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.defaults import worth_having
-from tlt_server.strategy.passes import PLAIN
 
 logger = logging.getLogger(__name__)
 

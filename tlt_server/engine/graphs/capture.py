@@ -20,9 +20,8 @@ from tlt_server.engine.graphs.memory import Captures
 from tlt_server.engine.graphs.planning import plan_drafts, plan_extends, plan_verification
 from tlt_server.engine.graphs.workspace import trim
 from tlt_server.engine.ranks import lowest
-from tlt_server.strategy.arms import is_chain
+from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike, is_chain
 from tlt_server.strategy.graph_budget import GRAPH_BYTES, Sizes, estimated, fitted, row_bytes
-from tlt_server.strategy.passes import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike
 
 MOST_VERIFIED = 512
 """Tokens that an arm among several verifies in one pass, at most: beyond, a pass is bound by arithmetic, and costs more
