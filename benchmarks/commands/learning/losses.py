@@ -38,6 +38,7 @@ from tlt_server.trainer.publish.folder import load_drafter, load_frozen
 from tlt_server.trainer.publish.gate import accept_length
 from tlt_server.trainer.start import OBJECTIVES
 
+MEASURES = ("tlt_server/trainer/learn",)
 KINDS = {"eagle": DrafterKind.EAGLE, "hass": DrafterKind.EAGLE, "eagle3": DrafterKind.EAGLE3}
 """The drafter that a loss is for."""
 WORDS = {"eagle": "EAGLE, 1 step", "hass": "HASS, 3 steps", "eagle3": "EAGLE-3, 7 steps"}
