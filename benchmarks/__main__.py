@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from itertools import groupby
 
-from benchmarks.lib.ages import ages
-from benchmarks.lib.catalogue import commands
+from benchmarks.lib.project.ages import ages
+from benchmarks.lib.project.catalogue import commands
 
 
 def listing() -> str:

@@ -26,7 +26,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     versions: of the packages that decide the figures; only those installed.
     revision: git's, with `+` where the tree had uncommitted changes; `unknown` outside a checkout and a copy of one.
     argv: the command.
-    figures: flat names to numbers; benchmarks/README.md defines each, with its unit.
+    figures: flat names to numbers; docs/results defines each, with its unit.
     """
 
     name: str

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from benchmarks.commands.project import plots
-from benchmarks.commands.project.docs import PLOTTED, READMES, RESULTS, TABLES, blocks, filled
+from benchmarks.commands.project.docs import PAGES, PLOTTED, RESULT_PAGES, TABLES, TOP, blocks, filled
 from benchmarks.commands.speed import accept_length, context, speedup
 from benchmarks.lib import tables
+from benchmarks.lib.tables import RESULTS
 from tlt_server import results
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
@@ -81,21 +82,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("readme", READMES, ids=("top", "benchmarks"))
-def test_a_readme_shows_what_the_kept_results_say(readme: Path) -> None:
-    assert filled(readme.read_text()) == readme.read_text(), "run python -m benchmarks docs"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_a_page_shows_what_the_kept_results_say(page: Path) -> None:
+    assert filled(page.read_text(), beside=page.parent) == page.read_text(), "run python -m benchmarks docs"
 
 
 def test_every_generated_part_has_its_place() -> None:
-    places = Counter(re.findall(r"<!-- (\w+) -->\n(?s:.*?)<!-- /\1 -->", "".join(each.read_text() for each in READMES)))
-    assert places == Counter({*blocks(), "profile"})
+    places = Counter(re.findall(r"<!-- (\w+) -->\n(?s:.*?)<!-- /\1 -->", "".join(each.read_text() for each in PAGES)))
+    assert places == Counter(blocks().keys())
 
 
 def test_a_part_follows_its_result(folder: Path) -> None:
-    readme = READMES[1].read_text()
-    before = filled(readme, folder)
+    page = (RESULT_PAGES / "speed.md").read_text()
+    before = filled(page, folder)
     assert "2.12" in before
-    assert "](results/plots/speedup.h200.svg)" in before
+    assert "](../../benchmarks/results/plots/speedup.h200.svg)" in before
     results.write(made("speedup", SPEEDUPS | {("tree_5_4_16", "batch_2"): 2.25}), folder / "speedup.h200.json")
     after = filled(before, folder)
     assert "2.12" not in after
@@ -248,3 +249,19 @@ def test_kept_plots_show_the_kept_results(result: Path) -> None:
         picture = RESULTS / "plots" / f"{result.stem}.{end}"
         assert picture.exists(), "run python -m benchmarks plots"
         assert source in picture.read_bytes(), "run python -m benchmarks plots"
+
+
+def test_links_of_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        for there, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+            target = (page.parent / there).resolve() if there else page
+            assert target.exists(), f"{page}: {there}"
+            if anchor and target.suffix == ".md":
+                headings = re.findall(r"^#+ (.*)$", target.read_text().lower(), re.MULTILINE)
+                found = {re.sub(r"[^\w -]", "", each).replace(" ", "-") for each in headings}
+                assert anchor in found, f"{page}: {there}#{anchor}"
+
+
+def test_the_page_of_benchmarks_is_short() -> None:
+    assert len((TOP / "benchmarks/README.md").read_text().splitlines()) <= 150

@@ -49,7 +49,7 @@ class Loop(NamedTuple):
 
 
 def run(steps: int, console: Console) -> Figures:
-    """Runs the loop for so many RL steps, shows it, and returns the figures that benchmarks/README.md defines.
+    """Runs the loop for so many RL steps, shows it, and returns the figures that docs/results defines.
 
     Raises:
         ServerFailed: one of the three processes ended early.

@@ -233,7 +233,7 @@ class Drafter:
 
     def _leave_cache(self) -> None:
         """New requests share no prefix that a drafter nobody trusts has read: of its keys and values the next one makes
-        nothing (benchmarks/README.md says what that costs). Those of a trusted one serve its successor as well."""
+        nothing (docs/results/reload.md says what that costs). Those of a trusted one serve its successor as well."""
         self.cache_era += not self.watchdog.trusted
 
     def _began(self) -> None:

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMANDS = Path(__file__).parents[1] / "commands"
+COMMANDS = Path(__file__).parents[2] / "commands"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.lib.catalogue import commands
+from benchmarks.lib.project.catalogue import commands
 from benchmarks.lib.tables import RESULTS
 from tlt_server import results
 
