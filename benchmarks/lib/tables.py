@@ -1,7 +1,4 @@
-"""Kept results as Markdown: what README.md and benchmarks/README.md show of them.
-
-A cell that was not measured is empty. benchmarks/README.md says what each figure is.
-"""
+"""Kept results as Markdown; a cell that was not measured is empty. docs/results say what each figure is."""
 
 import re
 import shlex

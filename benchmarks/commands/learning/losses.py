@@ -111,7 +111,7 @@ def measured(plan: Plan, seeds: Sequence[int]) -> dict[str, dict[int, float]]:
 
 
 def figures(plan: Plan, found: Mapping[str, Mapping[int, float]]) -> Figures:
-    """As benchmarks/README.md defines them."""
+    """As docs/results define them."""
     made: Figures = {name: getattr(plan, name) for name in ("rollouts", "judged", "steps", "entries")}
     made["seeds"] = len(next(iter(found.values())))
     for name, lengths in found.items():
