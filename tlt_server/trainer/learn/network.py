@@ -27,7 +27,7 @@ Rotation: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over rows of `width`; what a row sees is the caller's `attend`."""
+    """Grouped-query attention over rows [..., N, width]; what a row sees is `attend`'s, of [..., heads, N, D] each."""
 
     def __init__(self, config: Mapping[str, Any], width: int, *, bias: bool, out_bias: bool) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = attend(rotate(query, rotation), rotate(key, rotation), value)
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))
+        return self.o_proj(mixed.transpose(-3, -2).flatten(-2))
 
 
 class Mlp(nn.Module):
@@ -90,6 +90,7 @@ class Eagle(nn.Module):
 
     own_head = None
     draft_tokens: Tensor | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -130,9 +131,9 @@ class Eagle3(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         hidden = config["hidden_size"]
-        layers = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or (0, 1, 2)
+        self.aux_layers = tuple((config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or (0, 1, 2))
         self.rope = Rope(config, head_dim(config))
-        self.fc = nn.Linear(len(layers) * config.get("target_hidden_size", hidden), hidden, bias=False)
+        self.fc = nn.Linear(len(self.aux_layers) * config.get("target_hidden_size", hidden), hidden, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(config)])
         self.norm = norm(config)
         reduced = config.get("draft_vocab_size")
