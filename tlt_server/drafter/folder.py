@@ -12,7 +12,7 @@ from torch import Tensor
 from tlt_server import __version__
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.config import DrafterConfig, drafter_config
-from tlt_server.drafter.initial import initial_weights, most_frequent, read_counts, vocabulary_of
+from tlt_server.drafter.layout import initial_weights, most_frequent, read_counts, vocabulary_of
 from tlt_server.drafter.target import find_target, read_tensor
 from tlt_server.errors import ConfigError
 

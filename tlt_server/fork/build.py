@@ -8,11 +8,9 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from tlt_server.errors import ForkError
-from tlt_server.fork.header import mark
-from tlt_server.fork.host import Host, require_host, require_python, this_python
 from tlt_server.fork.metadata import fork_version, rewrite_metadata, rewrite_version
-from tlt_server.fork.patching import apply_series, check_after, check_before
-from tlt_server.fork.pristine import SGLANG, Release, fetch
+from tlt_server.fork.patching import apply_series, check_after, check_before, mark
+from tlt_server.fork.pristine import SGLANG, Host, Release, fetch, require_host, require_python, this_python
 from tlt_server.fork.series import Image, Series, load_images, load_series, sha256
 from tlt_server.fork.wheelfile import Entry, write_wheel
 

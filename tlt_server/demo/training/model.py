@@ -10,8 +10,7 @@ from typing import Any, Self
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tlt_server.trainer.learn.network import Attend, EagleLayer, Rotation, norm
-from tlt_server.trainer.learn.rope import Rope
+from tlt_server.trainer.learn.network import Attend, EagleLayer, Rope, Rotation, norm
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,7 @@ class Drafter:
         return {name: (x.to("cpu", dtype) if x.is_floating_point() else x.cpu()) for name, x in state.items()}
 
     def export(self, out: Path, provenance: Mapping[str, str]) -> None:
-        """Writes a folder that SGLang loads as a drafter, whole or not at all.
-
-        Args:
-            out: the folder to make.
-            provenance: of the weights, into their file's metadata: target, target_version, steps and the like.
+        """Writes a folder that SGLang loads as a drafter, whole or not at all; `provenance` into its file's metadata.
 
         Raises:
             ConfigError: `out` exists.
@@ -80,10 +76,7 @@ def load_drafter(folder: Path) -> Drafter:
 
 
 def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:
-    """Embedding and head of a target's folder; tied where it has no head.
-
-    Args:
-        like: of whose shapes they must be, which is asked before they are read.
+    """Embedding and head of a target's folder, tied where it has no head; of the shapes of `like`.
 
     Raises:
         ConfigError: they are not there, do not fit, or are not finite.
