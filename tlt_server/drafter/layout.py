@@ -92,11 +92,7 @@ def most_frequent(counts: Tensor, size: int) -> Tensor:
 
 
 def read_counts(path: Path, vocab: int) -> Tensor:
-    """How often each token occurs: [vocab] int64, from a JSON object {"token id": count}; 0 where it names none.
-
-    Raises:
-        ConfigError: it cannot be read, or is not that.
-    """
+    """How often each token occurs: [vocab] int64, from JSON {"token id": count}, else 0. ConfigError: not that."""
     try:
         counts = msgspec.json.decode(path.read_bytes(), type=dict[int, int])
     except OSError as error:

@@ -35,10 +35,9 @@ def build_fork(
     release: Release = SGLANG,
     host: Host | None = None,
 ) -> Built:
-    """Make the fork's wheel for Python `python` ("3.11", by default the running one) in the folder `out`.
+    """Make the fork's wheel for `python` ("3.11"; the running one) in `out`, of a local pristine `wheel` or a download.
 
-    `wheel` is a local copy of the pristine wheel; without one it is downloaded. `root`, `release` and `host` are ours
-    unless a test says otherwise. Raises ForkError or PatchError, and then leaves nothing behind.
+    Raises ForkError or PatchError, and then leaves nothing behind.
     """
     require_host(host or Host.here())
     python = python or this_python()

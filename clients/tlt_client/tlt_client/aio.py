@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
-from tlt_client.batches import harvest
 from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
@@ -22,7 +21,8 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
 )
-from tlt_client.session import Asked, AskedOnce, Options, Session, Streaming
+from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
+from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
 
@@ -77,7 +77,7 @@ class AsyncClient:
         self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> AsyncGenerator[Chunk, None]:
         """To leave the loop early, iterate inside `contextlib.aclosing`: else the loop closes it when it gets to it."""
-        return self._chunks(Streaming(self._session, self._session.one(prompt, sampling, **asked)))
+        return self._chunks(Streaming(self._session.policy, self._session.one(prompt, sampling, **asked)))
 
     async def health(self) -> bool:
         return await self._run(self._session.healthy())

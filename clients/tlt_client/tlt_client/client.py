@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
-from tlt_client.batches import harvest
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
@@ -22,7 +21,8 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
 )
-from tlt_client.session import Asked, AskedOnce, Options, Session, Streaming
+from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
+from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
 
@@ -100,7 +100,7 @@ class Client:
 
         A failure after the first piece is raised, never retried: a second sample would not continue the first.
         """
-        return self._chunks(Streaming(self._session, self._session.one(prompt, sampling, **asked)))
+        return self._chunks(Streaming(self._session.policy, self._session.one(prompt, sampling, **asked)))
 
     def health(self) -> bool:
         """Whether the server can serve; False too where it cannot be reached."""

@@ -7,15 +7,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 import httpx
 import msgspec
 
 from tlt_client import errors, wire
-from tlt_client.batches import one_for_each
-from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Retry, Sample
-from tlt_client.rollouts import Chunk, Rollout
+from tlt_client.flow import RESAMPLED, Call, Flow, Policy, Retry, Sample
+from tlt_client.rollouts import Rollout
 from tlt_client.sampling import SamplingParams
 from tlt_client.schemas import (
     Drafter,
@@ -31,7 +30,6 @@ from tlt_client.schemas import (
     StrategyUpdate,
     TargetShare,
 )
-from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
 
 T = TypeVar("T")
@@ -266,51 +264,34 @@ class Session:
         return self.policy.clock() + deadline_s
 
 
-class Streaming:
-    """One streamed rollout. `more` gives the next chunks, and none at the end.
-
-    Until the first chunk a failed request is sent again as any other. After it the caller has seen tokens that no
-    second request would repeat, so a failure is raised.
-    """
-
-    def __init__(self, session: Session, sample: Sample) -> None:
-        self._policy = session.policy
-        self._sample = sample
-        self.reply: Reply | None = None
-        """Open from the first chunk on: whoever runs this closes it."""
-        self._reader = ChunkReader(sample.logprobs, 0)
-
-    def more(self) -> Flow[list[Chunk]]:
-        if self.reply is None:
-            return (yield from self._policy.sample(self._sample, self._open))
-        if self._reader.done:
-            return []
-        try:
-            return (yield from self._next(self.reply))
-        except (errors.ConnectionLost, errors.Timeout, errors.ProtocolError):
-            yield from self._policy.abort(self._sample.rid)
-            raise
-
-    def _open(self, sample: Sample) -> Flow[list[Chunk]]:
-        self._reader = ChunkReader(sample.logprobs, sample.resamples)
-        reply = yield from self._policy.open(sample.call(stream=True))
-        try:
-            chunks = yield from self._next(reply)
-        except errors.TltClientError:
-            yield Close(reply)
-            raise
-        self.reply = reply
-        return chunks
-
-    def _next(self, reply: Reply) -> Flow[list[Chunk]]:
-        while True:
-            piece = yield from self._policy.read(reply, self._sample.until)
-            if not piece:
-                self._reader.end()
-                return []
-            if chunks := self._reader.feed(piece):
-                return chunks
-
-
 def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
+
+
+def one_for_each(sampling: SamplingParams | Sequence[SamplingParams] | None, n: int) -> Sequence[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * n
+    if len(sampling) != n:
+        raise errors.InvalidArgument(f"{len(sampling)} sampling parameters for {n} prompts: give one, or one for each")
+    return sampling
+
+
+class Job(Protocol):
+    """What concurrent.futures.Future and asyncio.Task have in common."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> Rollout: ...
+
+
+def harvest(jobs: Sequence[Job]) -> list[Rollout]:
+    """The rollouts in order; or the first failure, which is given the rollouts that are complete."""
+    over = {i: job for i, job in enumerate(jobs) if job.done() and not job.cancelled()}
+    finished = {i: job.result() for i, job in over.items() if job.exception() is None}
+    for i, job in over.items():
+        if (error := job.exception()) is not None:
+            if isinstance(error, errors.TltClientError):
+                error.finished, error.index = finished, i
+            raise error
+    return [job.result() for job in jobs]
