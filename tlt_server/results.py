@@ -62,11 +62,7 @@ def write(result: Result, path: Path) -> None:
 
 
 def read(path: Path) -> Result:
-    """A result from its file.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not of this form.
-    """
+    """A result from its file. ConfigError: it cannot be read, or is not of this form."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except OSError as error:

@@ -24,8 +24,8 @@ from packaging.version import Version
 
 from tests.fork.toy import PATCHES, Toy
 from tlt_server.fork.build import Built, build_fork, notice
-from tlt_server.fork.header import mark
 from tlt_server.fork.metadata import CORE, fork_version
+from tlt_server.fork.patching import mark
 from tlt_server.fork.series import Patch, Series, load_images, load_series
 
 REPOSITORY = Path(__file__).parents[2]

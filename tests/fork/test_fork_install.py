@@ -19,9 +19,8 @@ from packaging.requirements import Requirement
 
 from tlt_server.errors import ForkError
 from tlt_server.fork.build import Built
-from tlt_server.fork.environment import Environment
+from tlt_server.fork.environment import Environment, find_uv, has_pip, install_command
 from tlt_server.fork.install import install, install_fork
-from tlt_server.fork.installers import find_uv, has_pip, install_command
 from tlt_server.fork.metadata import CORE, fork_version
 from tlt_server.fork.pristine import SGLANG, fetch
 from tlt_server.fork.series import load_images, load_series

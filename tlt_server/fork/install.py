@@ -14,10 +14,9 @@ from packaging.utils import parse_wheel_filename
 
 from tlt_server.errors import ForkError
 from tlt_server.fork.build import build_fork, is_fork_wheel
-from tlt_server.fork.environment import Environment
-from tlt_server.fork.host import Host, require_host, require_python
-from tlt_server.fork.installers import install_command, reinstall_options
+from tlt_server.fork.environment import Environment, install_command, reinstall_options
 from tlt_server.fork.metadata import GPU, fork_version
+from tlt_server.fork.pristine import Host, require_host, require_python
 from tlt_server.fork.series import load_images, load_series
 from tlt_server.fork.status import Verdict, check
 

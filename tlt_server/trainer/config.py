@@ -10,7 +10,7 @@ from tlt_server.config import DrafterKind, beside
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import is_loopback
 from tlt_server.trainer.learn.loop import Settings
-from tlt_server.trainer.publish.policy import Policy
+from tlt_server.trainer.publish.gate import Policy
 from tlt_server.wire.addresses import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]

@@ -46,12 +46,7 @@ class _Server:
 
 
 class Servers:
-    """All that is known of the servers, for one thread.
-
-    Attributes:
-        targets: theirs, under numbers of our own.
-        newest_drafter: the highest version that any was ever given.
-    """
+    """All that is known of the servers, for one thread. newest_drafter: the highest version that any was ever given."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,16 +1,13 @@
 """The client that awaits, for asyncio. The same flows as `tlt_client.client`, run by an event loop."""
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
-from tlt_client.batches import harvest
 from tlt_client.errors import TltClientError
-from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
+from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
 from tlt_client.schemas import (
@@ -24,9 +21,13 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
 )
-from tlt_client.session import Session, Streaming
+from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
+from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's own from Python 3.11 on
 
 T = TypeVar("T")
 A = TypeVar("A", bound="AsyncClient")
@@ -42,28 +43,11 @@ class AsyncClient:
         self,
         base_url: str,
         *,
-        api_key: str | None = None,
-        admin_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        retry: Retry | None = None,
-        connect_timeout_s: float = 10.0,
-        read_timeout_s: float | None = None,
-        control_timeout_s: float = 60.0,
-        max_concurrency: int = 256,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        draw: Callable[[], float] = random.random,
+        **options: "Unpack[Options]",
     ) -> None:
-        self._session = Session(
-            policy=Policy(retry or Retry(), clock, draw),
-            api_key=api_key,
-            admin_key=admin_key,
-            connect_timeout_s=connect_timeout_s,
-            read_timeout_s=read_timeout_s,
-            control_timeout_s=control_timeout_s,
-            max_concurrency=max_concurrency,
-        )
-        self._sleep = sleep
+        self._session, self._sleep = Session(**options), sleep
         url = base_url_of(base_url)
         if transport is None:
             transport = httpx.AsyncHTTPTransport(
@@ -72,70 +56,28 @@ class AsyncClient:
         self._http = httpx.AsyncClient(base_url=url, transport=transport)
 
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        rid: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> Rollout:
-        (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
-        )
-        return await self._run(self._session.rollout(sample))
+        return await self._run(self._session.rollout(self._session.one(prompt, sampling, **asked)))
 
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        **asked: "Unpack[Asked]",
     ) -> list[Rollout]:
-        return await self._all(
-            self._session.samples(
-                prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
-            )
-        )
+        return await self._all(self._session.samples(prompts, sampling, **asked))
 
     async def generate_group(
-        self,
-        prompt: Prompt,
-        n: int,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, n: int, sampling: SamplingParams | None = None, **asked: "Unpack[Asked]"
     ) -> list[Rollout]:
-        return await self._all(
-            self._session.group(
-                prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
-            )
-        )
+        return await self._all(self._session.group(prompt, n, sampling, **asked))
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        rid: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> AsyncGenerator[Chunk, None]:
         """To leave the loop early, iterate inside `contextlib.aclosing`: else the loop closes it when it gets to it."""
-        (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
-        )
-        return self._chunks(Streaming(self._session, sample))
+        return self._chunks(Streaming(self._session.policy, self._session.one(prompt, sampling, **asked)))
 
     async def health(self) -> bool:
         return await self._run(self._session.healthy())

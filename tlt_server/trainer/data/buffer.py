@@ -1,14 +1,11 @@
 """Features in memory: bounded in bytes and in age, what is long kept longest; batches that mix two RL steps.
 
-In the middle of an RL step only short responses are whole, and a drafter is needed for the long ones. So a batch mixes
-sequences of this step, partial as they are, with those of steps before, long ones first: the paper's one-step offset
-(arXiv 2511.16665, 4.2).
+In the middle of an RL step only short responses are whole, and a drafter is needed for the long ones: a batch mixes
+sequences of this step with those of steps before, long ones first (arXiv 2511.16665, 4.2).
 
-Whole groups are kept from training, to judge by: those that a hash of the prompt names, whenever they come. But
-drafters are judged for the newest target alone, and where a target sees eight prompts, a share of 5 % keeps none of
-them two times out of three: nothing could be published. So the first prompt that is asked under a target is kept for
-it, too, where nothing else is kept to judge that target by, and there is something else to learn from. Every target
-that is asked two prompts has both; where each is asked a single one, they take turns.
+Whole groups are held out, to judge by: those that a hash of the prompt names, and the first prompt under a target that
+has none held out yet, if there is something else to learn from. A share alone may name none of a target's few prompts,
+and drafters are judged for the newest target.
 """
 
 from collections import Counter

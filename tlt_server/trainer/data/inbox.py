@@ -26,15 +26,9 @@ LARGEST = 1e6
 
 
 class Inbox:
-    """What arrives on the features link.
+    """What arrives on the features link of `model`; `width` is of what the drafter reads.
 
-    Args:
-        model: the target; features of another one are refused.
-        width: of what the drafter reads.
-
-    Attributes:
-        received: tokens taken.
-        dropped: tokens that were not, by reason; a message that cannot be read counts as one.
+    received: tokens taken. dropped: tokens that were not, by reason; a message that cannot be read counts as one.
     """
 
     def __init__(self, inlet: Inlet, model: ModelIdentity, kind: DrafterKind, width: int, targets: Targets) -> None:

@@ -39,11 +39,7 @@ class Edition(NamedTuple):
     folder: Path
 
     def wired(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+        """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time. ConfigError: damaged."""
         metadata = self.metadata()
         try:
             content = deserialize(files.read(self.folder / FILE, MOST_BYTES))  # type: ignore[no-untyped-call]
@@ -53,11 +49,7 @@ class Edition(NamedTuple):
         return tensors, metadata
 
     def metadata(self) -> dict[str, str]:
-        """All that is known of it.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+        """All that is known of it. ConfigError: it is damaged."""
         return _metadata(self.folder)
 
 
@@ -73,20 +65,14 @@ class Published:
             shutil.rmtree(left)
 
     def newest(self) -> Edition | None:
-        """Raises:
-        ConfigError: it is damaged.
-        """
+        """ConfigError: it is damaged."""
         folders = self._folders()
         return _edition(folders[-1]) if folders else None
 
     def add(self, drafter: Drafter, version: int, provenance: Mapping[str, str]) -> Edition:
-        """Writes a drafter, higher in version than any before; the oldest go.
+        """Writes a drafter, higher in version than any before; the oldest go. DiskFailed: it cannot be written.
 
-        Args:
-            provenance: of its weights: trained_on and steps, and whatever else is known.
-
-        Raises:
-            DiskFailed: it cannot be written.
+        provenance: of its weights: trained_on and steps, and whatever else is known.
         """
         folder = self._folder / f"drafter-{version:08}"
         drafter.export(folder, {**provenance, "version": str(version)})
@@ -95,11 +81,7 @@ class Published:
         return _edition(folder)
 
     def network(self, version: int) -> Network | None:
-        """What a server that has this version in force drafts with; None where it is not kept, or was never ours.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+        """That of a version; None where it is not kept, or was never ours. ConfigError: it is damaged."""
         folder = self._folder / f"drafter-{version:08}"
         return load_drafter(folder).network if folder.exists() else None
 
