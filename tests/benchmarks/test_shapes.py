@@ -67,6 +67,7 @@ def sizes(folder: Path, shape: Shape) -> model.Shape:
     return replace(shape, eps=json.loads((folder / "config.json").read_text())["rms_norm_eps"])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_it_answers_as_the_embedded_target_does(made: tuple[Shape, Built]) -> None:
     ours, theirs = (Reference(path) for path in (made[1].target, default_paths()[0]))
