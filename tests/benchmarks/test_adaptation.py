@@ -108,6 +108,7 @@ def test_figures_are_of_the_windows_they_name() -> None:
     assert found["reward_gap"] == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_an_interval_holds_its_figure_and_grows_with_the_spread_of_runs() -> None:
     draw = np.random.default_rng(1)
 
@@ -130,6 +131,7 @@ def test_a_gap_is_of_those_that_speculate_less_the_one_that_does_not() -> None:
     assert found["accuracy_gap_low"] < 0.2 < found["accuracy_gap_high"]
 
 
+@pytest.mark.slow
 def test_arms_that_are_not_there_give_no_gain() -> None:
     runs = four()
     del runs["control"]

@@ -79,6 +79,7 @@ def test_it_answers_as_the_embedded_target_does(made: tuple[Shape, Built]) -> No
         assert len(said[0][0]) > 64
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_its_logits_are_the_embedded_targets(made: tuple[Shape, Built], small: Target, texts: Batch) -> None:
     logits = Reference(made[1].target).model(texts.tokens).logits[texts.tokens != 0]
@@ -88,6 +89,7 @@ def test_its_logits_are_the_embedded_targets(made: tuple[Shape, Built], small: T
     assert logits[:, small.shape.vocab :].max() < -50
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [EagleDrafter, Eagle3Drafter])
 def test_its_drafters_draft_as_the_embedded_ones_do(

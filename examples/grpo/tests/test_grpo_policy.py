@@ -73,6 +73,7 @@ def test_what_fits_in_a_pass_changes_nothing() -> None:
         torch.testing.assert_close(weight, states[1][name], atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_several_updates_drift_from_what_was_sampled() -> None:
     one = policy(learning_rate=1e-3, updates=3)
     learnt = one.learn(trajectories(one), 1)
