@@ -230,6 +230,7 @@ def test_a_result_that_could_not_be_written_is_said_first(capsys: pytest.Capture
     assert capsys.readouterr().err.startswith("speedup: --json /proc/here/result.json: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # every mistake, and every table: they share what looks for mistakes
     ("name", "flags", "message"),
     [

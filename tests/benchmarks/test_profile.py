@@ -98,6 +98,7 @@ def test_a_damaged_trace_leaves_no_result(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

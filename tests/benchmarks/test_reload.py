@@ -205,6 +205,7 @@ def test_bad_input_is_said_at_once(
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a server's receiver; the first byte is timed there, and the process ends with its `with`."""
     monkeypatch.setattr(pushing, "_swapped", lambda events, version, sent: (version, sent))

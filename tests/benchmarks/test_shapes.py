@@ -75,6 +75,7 @@ def sizes(folder: Path, shape: Shape) -> model.Shape:
     return replace(shape, eps=json.loads((folder / "config.json").read_text())["rms_norm_eps"])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_it_answers_as_the_embedded_target_does(made: tuple[Shape, Built]) -> None:
     ours, theirs = (Reference(path) for path in (made[1].target, default_paths()[0]))
@@ -86,6 +87,7 @@ def test_it_answers_as_the_embedded_target_does(made: tuple[Shape, Built]) -> No
         assert len(said[0][0]) > 64
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_its_logits_are_the_embedded_targets(made: tuple[Shape, Built], small: Target, texts: Batch) -> None:
     logits = Reference(made[1].target).model(texts.tokens).logits[texts.tokens != 0]
@@ -95,6 +97,7 @@ def test_its_logits_are_the_embedded_targets(made: tuple[Shape, Built], small: T
     assert logits[:, small.shape.vocab :].max() < -50
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["drafter", "drafter_eagle3"])
 def test_its_drafters_draft_as_the_embedded_ones_do(

@@ -233,6 +233,7 @@ def test_plots_have_bands_from_the_slowest_round_to_the_fastest() -> None:
     assert (band.x0, band.x1, band.y0, band.y1) == pytest.approx((2, 16, 1.15, 1.6))
 
 
+@pytest.mark.slow
 def test_plots_are_the_same_each_time(folder: Path) -> None:
     for path in plots.plotted(folder):
         plots.write(path, folder / "once")

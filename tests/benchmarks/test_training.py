@@ -32,6 +32,7 @@ def job(budget: int = 256) -> Job:
     return Job(config_of("embedded") | SIZES, budget, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=20), budget=st.integers(8, 64))
 def test_batches_hold_every_entry_once_within_the_budget(way: str, sizes: list[int], budget: int) -> None:

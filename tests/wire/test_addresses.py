@@ -96,6 +96,7 @@ def test_curve_there_and_back(keys: Keys, opened: Open) -> None:
     assert answer[1] == Heartbeat(newest_drafter=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["stranger", "nobody", "other trainer"])
 def test_curve_keeps_others_out(keys: Keys, opened: Open, who: str) -> None:
     trainer = opened(ANY_PORT, READS_TO_TRAINER, curve=keys.trainer)

@@ -147,6 +147,7 @@ def restarted(trainer: Trainer, new_trainer: NewTrainer) -> Trainer:
     return new_trainer(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "seed", "refusal"),
     [
@@ -239,6 +240,7 @@ def test_a_server_that_asks_for_what_is_not_there_gets_nothing(
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_piles_up(new_trainer: NewTrainer, new_server: NewServer) -> None:
     server = new_server(trainer := new_trainer())
 
