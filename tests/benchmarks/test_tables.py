@@ -81,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("readme", READMES, ids=("top", "benchmarks"))
+@pytest.mark.parametrize("readme", READMES, ids=("top", "benchmarks", "support"))
 def test_a_readme_shows_what_the_kept_results_say(readme: Path) -> None:
     assert filled(readme.read_text()) == readme.read_text(), "run python -m benchmarks docs"
 
@@ -180,9 +180,10 @@ def test_speedup() -> None:
 
 
 def test_headline() -> None:
-    assert rows(tables.headline(MADE["speedup"]))[2:] == [
-        ["2", "1,000", "tree 5,4,16", "2.12", "tree 5,4,16", "2.00"],
-        ["16", "1,000", "chain 1,1,2", "1.25", "chain 1,1,2", "1.00"],
+    ratios = SPEEDUPS | {("bandit", "batch_2"): 2.25, ("upstream_adaptive", "batch_16"): 0.5}
+    assert rows(tables.headline(made("strategy", ratios)))[2:] == [
+        ["2", "1,000", "tree 5,4,16", "2.12", "2.25", ""],
+        ["16", "1,000", "chain 1,1,2", "1.25", "", "0.50"],
     ]
 
 

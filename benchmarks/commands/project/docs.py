@@ -1,4 +1,4 @@
-"""Writes what README.md and benchmarks/README.md show of code and of kept results."""
+"""Writes what READMEs and docs/support.md show of code and of kept results."""
 
 import argparse
 import re
@@ -23,11 +23,11 @@ from tlt_server.errors import ConfigError
 from tlt_server.support import as_markdown
 
 TOP = Path(__file__).parents[3]
-READMES = (TOP / "README.md", TOP / "benchmarks/README.md")
+READMES = (TOP / "README.md", TOP / "benchmarks/README.md", TOP / "docs/support.md")
 TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200")  # tables that are read together
 TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
-    "faster": (tables.headline, ["speedup.h200"]),
+    "faster": (tables.headline, ["strategy.h200"]),
     "speedup": (tables.speedup, ["speedup.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
     "context": (tables.context, ["context.h200"]),
