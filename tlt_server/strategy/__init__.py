@@ -1,1 +1,1 @@
-"""Which strategy decodes the next batch: BEG-MAB, pure. `selector.py` is the door; the engine uses nothing else."""
+"""Which strategy decodes the next batch: BEG-MAB, and the bandit by default. Pure: neither torch nor SGLang."""
