@@ -21,6 +21,7 @@ from benchmarks.lib.adaptation.control import control
 from benchmarks.lib.adaptation.figures import ARMS, Run, figures
 from benchmarks.lib.adaptation.policy import Pupil
 from benchmarks.lib.adaptation.rl import OTHER_SIGNS, Plan
+from benchmarks.lib.training import bootstrap
 from tests.benchmarks.test_tables import rows
 from tests.test_results import undefined
 from tlt_server import results
@@ -28,6 +29,11 @@ from tlt_server.demo.task import grade, problems, sample_texts, solve
 from tlt_server.errors import ConfigError
 from tlt_server.results import Result
 from tlt_server.trainer.publish.folder import load_drafter
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
 
 
 def step(number: int, accept_length: float | None, reward: float = 0.5, **fields: Any) -> Step:
