@@ -42,7 +42,10 @@ BLOCK = re.compile(
 )
 LOOKS_LIKE_SHELL = re.compile(r"^(\$ |make |curl |docker |pip |pytest |python|tlt-|torchrun |\.venv/)", re.MULTILINE)
 TRAINER_PORT = 30502
-pytestmark = pytest.mark.filterwarnings("ignore:Duplicate Operation ID")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Duplicate Operation ID"),
+]  # it imports SGLang's routes
 
 
 class Block(NamedTuple):
