@@ -20,7 +20,7 @@ import tlt_client
 import typer
 from typer.exceptions import TyperException
 
-from benchmarks.lib.catalogue import commands
+from benchmarks.lib.project.catalogue import commands
 from tlt_server import cli
 from tlt_server.config import ServerConfig
 from tlt_server.trainer.config import TrainConfig
@@ -28,7 +28,8 @@ from tlt_server.trainer.config import TrainConfig
 TOP = Path(__file__).parents[1]
 PLACES = (
     "README.md",
-    "docs/*.md",
+    "benchmarks/README.md",
+    "docs/**/*.md",
     "deploy/README.md",
     "examples/*/README.md",
     "patches/README.md",
