@@ -231,6 +231,7 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "holds no run that is over" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_control_has_learnt_and_is_a_drafter(tmp_path: Path) -> None:
     control(tmp_path / "drafter", steps=2, seed=0, rollouts=4, max_new_tokens=24)
     trained, start = (

@@ -100,6 +100,7 @@ def test_kept_lengths_are_of_the_task_and_have_its_long_tail() -> None:
     assert ordered[len(ordered) * 9 // 10] > 2 * ordered[len(ordered) // 2]
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_shown() -> None:
     figures = bench_trainer.measured(job(), bench_trainer.Size(rollouts=8, rounds=2, times=2))
     assert figures["rollouts"] == 8

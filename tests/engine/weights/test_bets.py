@@ -42,6 +42,7 @@ def test_no_bet_pays_on_average(level: float, found: list[Stretch], request: str
             assert (1 - p) * down + p * up == pytest.approx(one, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["coin", "uniform", "sticky"])
 def test_the_false_alarm_rate_is_what_it_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the level itself, at a rate that can be measured; the bound leaves some of it unused."""
