@@ -115,6 +115,13 @@ def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such benchmark" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", catalogue.commands())
+def test_every_command_says_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        entrance.main([name, "--help"])
+    assert "--help" in capsys.readouterr().out
+
+
 def test_folders_are_small() -> None:
     folders = {path.parent for path in (ages.TOP / "benchmarks").rglob("*.py")}
     assert all(len(list(folder.glob("*.py"))) <= 14 for folder in folders)
