@@ -52,7 +52,7 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
             state.speculation.interrupted()
         if isinstance(recv_req, UPDATES) and output.success and state.drafter is not None:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
-            state.drafter.watchdog.published()
+            state.drafter.watchdog.hear("target")
         return output
 
 

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
 from tlt_client.schemas import Drafter as Described
 from tlt_client.schemas import DrafterVersion, Staging
 
@@ -31,11 +30,9 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
-from tlt_server.engine.weights.probes import Probes
 from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay, Weights
 from tlt_server.engine.weights.swap import Staged
-from tlt_server.engine.weights.watchdog import Finding
-from tlt_server.engine.weights.watchdogs import Watchdogs
+from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 
@@ -49,7 +46,6 @@ class Drafter:
     start: the drafter that the server was started with.
     watchdog: what judges a drafter.
     speculation: held while there is no drafter worth it.
-    probes: when what the watchdog has turned off is tried again.
     untrained: whether the drafter of the start has learnt nothing yet. It is never drafted with.
     """
 
@@ -60,14 +56,13 @@ class Drafter:
         between_steps: Callable[[], AbstractContextManager[Any]],
         events: EventLog,
         start: DrafterVersion,
-        watchdog: Watchdogs,
+        watchdog: Watchdog,
         speculation: Speculation,
-        probes: Probes,
         *,
         untrained: bool = False,
     ) -> None:
         self._weights, self._group, self._between_steps, self._events = weights, group, between_steps, events
-        self._speculation, self._probes = speculation, probes
+        self._speculation = speculation
         self._trusted: int | None = start.version
         self.watchdog = watchdog
         self._thread = ThreadPoolExecutor(1, "drafter-staging")
@@ -85,14 +80,13 @@ class Drafter:
         """As our routes show it. How far the staging is, is this rank's word alone."""
         way = self._staging
         staging = None if way is None else Staging(way.offer.version, ready=way.future.done())
-        probe_time = self._probes.at if self.watchdog.mode is Watchfulness.ARMED else None
         return Described(
             self.live,
             self.previous,
             staging,
             self._newest,
             self._frozen,
-            replace(self.watchdog.describe(), probe_time=probe_time),
+            self.watchdog.describe(),
         )
 
     def offer(self, offer: Offer) -> None:
@@ -153,7 +147,7 @@ class Drafter:
             steps=self._steps,
         )
         self._leave_cache()
-        self.watchdog.rolled_back(trusted=self.live.version == self._trusted)
+        self.watchdog.hear("rollback", trusted=self.live.version == self._trusted)
         self._began()
 
     def reset(self) -> None:
@@ -185,44 +179,42 @@ class Drafter:
             self._events.add("watchdog_set", version=self.live.version, mode=mode)
 
     def probe_due(self, target: int) -> str | None:
-        """Why what the watchdog turned off is to be tried again now, as rank 0 finds. Disarmed, none would end it."""
-        return self._probes.due(target) if self.watchdog.mode is Watchfulness.ARMED else None
+        """Why what the watchdog turned off is to be tried again now, as rank 0 finds."""
+        return self.watchdog.probe_due(target)
 
     def probe(self, why: str) -> None:
         """Tries it again, under watch, unless it is on by now."""
         if self._speculation.held is not None:
-            self._probes.began()
-            self.watchdog.probed()
+            self.watchdog.hear("probe")
             self._speculation.release(f"probing, as {why}")
 
-    def stop(self, why: str) -> None:
-        """Holds speculation off, until another drafter is put in force, or a probe begins."""
+    def stop(self, why: str, *, probe: bool = False) -> None:
+        """Holds speculation off, until another drafter is active; or until it is probed, if it is to be."""
         self._trusted = None
-        self.watchdog.stopped()
+        self.watchdog.hear("off", probe=probe)
         self._speculation.hold(why)
 
-    def _act(self, finding: Finding) -> None:
-        told = {"version": self.live.version, **finding.detail()}
-        if not finding.worse:
-            self._probes.passed()
+    def _act(self, finding: dict[str, Any]) -> None:
+        told = {"version": self.live.version, **finding}
+        if not finding["worse"]:
             self._events.add("drafter_kept", **told)
             return
         action = self._remedy(finding)
         self._events.add("accept_length_collapsed", **told, action=action)
-        why = f"accept length {finding.found:.2f} since {finding.since}, at least {finding.least:.2f} was demanded"
+        found, least, since = (finding[name] for name in ("accept_length", "least", "since"))
+        why = f"accept length {found:.2f} since {since}, at least {least:.2f} was demanded"
         if action == "rolled_back":
             self.roll_back(why)
         elif action == "speculation_off":
-            self.stop(why)
-            self._probes.failed()
+            self.stop(why, probe=True)
 
-    def _remedy(self, finding: Finding) -> str:
+    def _remedy(self, finding: dict[str, Any]) -> str:
         """What a collapse is answered with: `rolled_back`, `speculation_off` or `none`."""
         if self.watchdog.mode is Watchfulness.OBSERVE:
             return "none"
         if self._has_way_back:
             return "rolled_back"
-        return "none" if self.watchdog.trusted and not finding.under_floor else "speculation_off"
+        return "none" if self.watchdog.trusted and not finding["under_floor"] else "speculation_off"
 
     @property
     def _has_way_back(self) -> bool:
@@ -239,7 +231,6 @@ class Drafter:
     def _began(self) -> None:
         """A drafter was put in force."""
         self._since, self._steps = time.monotonic(), 0
-        self._probes.passed()
         if self.live.version == self._untrained:
             self.stop("the drafter has learnt nothing yet")
         elif self._speculation.held is not None:
@@ -302,5 +293,5 @@ class Drafter:
             flip_s=round(took, 6),
         )
         self._leave_cache()
-        self.watchdog.swapped()
+        self.watchdog.hear("drafter")
         self._began()

@@ -101,7 +101,7 @@ class Lending:
             self._drafter.let_stage()
         self._hold()
         if GPU_MEMORY_TYPE_WEIGHTS in wanted and self._router.state.drafter is not None:
-            self._router.state.drafter.watchdog.resumed()
+            self._router.state.drafter.watchdog.hear("memory")
         self._events.add("memory_resumed", tags=" ".join(wanted), taken_bytes=free - _free_bytes())
 
     def paused(self) -> None:
