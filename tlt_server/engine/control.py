@@ -161,7 +161,7 @@ def _publish(router: Any, ask: messages.OfWeights) -> None:
         case messages.Release(tags):
             if router.state.sharing is not None:
                 router.state.sharing.wait()  # it reads what may be offloaded
-            router.memory.lend(tags)
+            router.memory.release(tags)
         case messages.Resume(tags):
             router.memory.take_back(tags)
 

@@ -1,4 +1,4 @@
-"""The drafter's versions: what is in force is what was offered last and taken, on every rank at once."""
+"""The drafter's versions: what is active is what was offered last and taken, on every rank at once."""
 
 import threading
 import time
@@ -188,16 +188,16 @@ def test_a_duplicate_changes_nothing(drafter: Drafter, contents: Contents) -> No
     contents.may_stage.set()
     committed(drafter, 3)
     committed(drafter, 3)  # who joined is told as who began
-    drafter.offer(Offer("/a", 3))  # in force
+    drafter.offer(Offer("/a", 3))  # active
     drafter.offer(Offer("/copy", 3, sha256="a"))
     assert drafter.describe().staging is None
-    with pytest.raises(OutOfTurn, match="in force, with other weights"):
+    with pytest.raises(OutOfTurn, match="active, with other weights"):
         drafter.offer(Offer("/a", 3, sha256="other"))
 
 
 def test_versions_only_grow(drafter: Drafter) -> None:
     swap(drafter, "/a", 5)
-    with pytest.raises(OutOfTurn, match="version 4 is too late: version 5 was in force"):
+    with pytest.raises(OutOfTurn, match="version 4 is too late: version 5 was active"):
         drafter.offer(Offer("/b", 4))
     swap(drafter, "/b", 6)
     drafter.roll_back("it was bad")
@@ -396,7 +396,7 @@ ACTIONS = st.one_of(
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, max_size=25))
 def test_whatever_is_asked(group: Any, actions: list[Any]) -> None:
-    """What is in force is what its version says, was offered under it, and grows but for a rollback."""
+    """What is active is what its version says, was offered under it, and grows but for a rollback."""
     contents = Contents()
     rank = Rank(contents, group)
     drafter, events = rank.drafter, rank.events

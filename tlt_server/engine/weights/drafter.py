@@ -1,16 +1,16 @@
-"""Which drafter is in force, which is on its way, and which can come back: on every rank the same.
+"""Which drafter is active, which is on its way, and which can come back: on every rank the same.
 
-A drafter is offered, staged by a thread, and put in force when every rank has staged it. Each of these is a message
+A drafter is offered, staged by a thread, and made active when every rank has staged it. Each of these is a message
 that all ranks handle between the same two steps, and what they decide follows from messages and from counts of tokens,
 never from a clock. How far its own thread is, a rank tells the others when they are about to act: together, or not.
 
-    versions         only grow: one that is offered must be above all that were ever in force. Only a rollback brings an
+    versions         only grow: one that is offered must be above all that were ever active. Only a rollback brings an
                      older one back, under its own number
-    a duplicate      of the version in force, or on its way, is that one: offering it again changes nothing
-    two at once      the newer overtakes: the older is never put in force, and who offered it is told so
+    a duplicate      of the active version, or on its way, is that one: offering it again changes nothing
+    two at once      the newer overtakes: the older is never made active, and who offered it is told so
     an older one     is refused, and so is one that was rolled back
     a worse one      is found by the watchdog. Armed, it goes back to the last trusted one, or turns speculation off
-                     where there is none, until another one is put in force, or a probe shows it worth its while
+                     where there is none, until another one is made active, or a probe shows it worth its while
     previous         is the drafter of before. But while the watchdog is armed, one that is overtaken on trial is not
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
@@ -90,7 +90,7 @@ class Drafter:
         )
 
     def offer(self, offer: Offer) -> None:
-        """Begins to stage a drafter, unless it is in force or on its way already.
+        """Begins to stage a drafter, unless it is active or on its way already.
 
         Raises:
             OutOfTurn: it comes too late.
@@ -107,7 +107,7 @@ class Drafter:
         self._staging = OnItsWay(offer, self._thread.submit(self._stage, offer))
 
     def commit(self, version: int) -> bool:
-        """Puts a drafter in force that was offered, once all ranks have it staged; True when it is. A collective.
+        """Makes a drafter active that was offered, once all ranks have it staged; True when it is. A collective.
 
         Raises:
             UpdateRefused: a rank cannot stage it.
@@ -124,11 +124,11 @@ class Drafter:
         self._staging = None
         if progress == FAILED:
             self._refuse(version, "; ".join(objections(self._group, staging.failure())))
-        self._put_in_force(staging)
+        self._activate(staging)
         return True
 
     def roll_back(self, why: str) -> None:
-        """Puts the drafter in force that was before.
+        """Makes the drafter active that was before.
 
         Raises:
             OutOfTurn: there is none, or the last one was brought back already.
@@ -218,7 +218,7 @@ class Drafter:
 
     @property
     def _has_way_back(self) -> bool:
-        """Whether the drafter in force is on trial, and a trusted one is kept."""
+        """Whether the active drafter is on trial, and a trusted one is kept."""
         return not self.watchdog.trusted and self.previous is not None and self.previous.version == self._trusted
 
     # -- within --
@@ -229,12 +229,12 @@ class Drafter:
         self.cache_era += not self.watchdog.trusted
 
     def _began(self) -> None:
-        """A drafter was put in force."""
+        """A drafter was made active."""
         self._since, self._steps = time.monotonic(), 0
         if self.live.version == self._untrained:
             self.stop("the drafter has learnt nothing yet")
         elif self._speculation.held is not None:
-            self._speculation.release(f"drafter {self.live.version} is in force")
+            self._speculation.release(f"drafter {self.live.version} is active")
 
     def _stage(self, offer: Offer) -> tuple[Staged, float]:
         """In the thread. Returns what was read, and how many seconds that took."""
@@ -250,7 +250,7 @@ class Drafter:
         if offer.version != self.live.version:
             return False
         if None not in (offer.sha256, self.live.sha256) and offer.sha256 != self.live.sha256:
-            raise OutOfTurn(f"version {offer.version} is in force, with other weights")
+            raise OutOfTurn(f"version {offer.version} is active, with other weights")
         return True
 
     def _ahead_of(self, version: int) -> str:
@@ -258,7 +258,7 @@ class Drafter:
             return f"it was rolled back, to {self.live.version}"
         if self._staging and version > self._newest:
             return f"version {self._staging.offer.version} is on its way"
-        return f"version {self._newest} was in force"
+        return f"version {self._newest} was active"
 
     def _committed_before(self, version: int) -> bool:
         if version == self.live.version:
@@ -272,7 +272,7 @@ class Drafter:
         self._events.add("drafter_refused", version=version, why=why)
         raise UpdateRefused(why)
 
-    def _put_in_force(self, staging: OnItsWay) -> None:
+    def _activate(self, staging: OnItsWay) -> None:
         staged, seconds = staging.future.result()
         remember = self.watchdog.mode is Watchfulness.OBSERVE or not self._has_way_back
         began = time.perf_counter()

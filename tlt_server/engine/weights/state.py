@@ -82,7 +82,7 @@ class EngineState:
         return self.drafter.probe_due(self.publications.version)
 
     def versions(self) -> Versions:
-        """What is in force, as our routes show it."""
+        """What is active, as our routes show it."""
         target = self.publications
         drafter = None if self.drafter is None else self.drafter.describe()
         missing = tuple(target.missing[:SHOWN_NAMES])
@@ -101,7 +101,7 @@ class EngineState:
         """A decode step was settled.
 
         Args:
-            drafter_version: in force at its launch.
+            drafter_version: active at its launch.
             arm: it was launched with; None: off.
             batch: requests in it.
             accepted: drafts of each request that counts.
