@@ -1,22 +1,22 @@
 """With several arms: switching among them is no change of drafter, and a change of drafter is seen in any of them."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
 from tlt_server.config import Arm, Watchfulness
-from tlt_server.engine.weights.watchdog import Finding
-from tlt_server.engine.weights.watchdogs import Watchdogs
+from tlt_server.engine.weights.watchdog import Watchdog
 
 SHALLOW, DEEP = Arm(3, 1, 4), Arm(7, 4, 24)
 REQUESTS = 8
 
 
-def dogs() -> Watchdogs:
-    return Watchdogs([SHALLOW, DEEP], Watchfulness.ARMED, 1.2, lambda: 0.0)
+def dogs() -> Watchdog:
+    return Watchdog([SHALLOW, DEEP], Watchfulness.ARMED, 1.2, lambda: 0.0)
 
 
-def decode(made: Watchdogs, draw: Random, steps: int, rate: float, deep: float = 0.5) -> list[Finding]:
+def decode(made: Watchdog, draw: Random, steps: int, rate: float, deep: float = 0.5) -> list[dict[str, Any]]:
     """Steps whose arm is drawn anew each time, `deep` of them the deep one; each draft is accepted at one rate."""
     found = []
     for _ in range(steps):
@@ -38,10 +38,10 @@ def test_another_mix_of_arms_is_no_worse_drafter(seed: int) -> None:
     made, draw = dogs(), Random(seed)
     assert decode(made, draw, 1500, 0.7, deep=0.2) == []
     assert made.describe().state == "settled"
-    made.swapped()
+    made.hear("drafter")
     assert not made.trusted
     found = decode(made, draw, 3000, 0.7, deep=0.9)
-    assert [finding.worse for finding in found] == [False] * len(found)
+    assert [finding["worse"] for finding in found] == [False] * len(found)
     assert made.trusted
 
 
@@ -49,10 +49,10 @@ def test_another_mix_of_arms_is_no_worse_drafter(seed: int) -> None:
 def test_a_worse_drafter_is_found_by_the_arm_that_runs(deep: float) -> None:
     made, draw = dogs(), Random(1)
     decode(made, draw, 2000, 0.8)
-    made.swapped()
+    made.hear("drafter")
     found = decode(made, draw, 300, 0.1, deep)
-    assert found[0].worse
-    made.rolled_back(trusted=True)
+    assert found[0]["worse"]
+    made.hear("rollback", trusted=True)
     assert made.trusted
     assert decode(made, draw, 2000, 0.8) == []
 
