@@ -9,12 +9,14 @@ import os
 import socket
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
 from tlt_server.errors import ConfigError
 
+T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
 AUTO = "auto"
 """In place of a drafter: make one that has learnt nothing yet. In place of arms: find them."""
@@ -244,13 +246,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def from_file(cls, path: str) -> Self:
         """From a TOML file. ConfigError: it is missing, not TOML, or holds an unknown or ill-typed key."""
-        try:
-            with open(path, "rb") as file:
-                return msgspec.toml.decode(file.read(), type=cls)
-        except OSError as error:
-            raise ConfigError(f"config file {path}: {error.strerror}") from error
-        except (msgspec.DecodeError, ImportError) as error:
-            raise ConfigError(f"config file {path}: {error}") from error
+        return read_toml(Path(path), cls)
+
+
+def read_toml(path: Path, kind: type[T]) -> T:
+    """A config file. ConfigError: it is missing, not TOML, or not of this kind."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"config file {path}: {error}") from error
 
 
 def arms_of(server_args: Any) -> tuple[Arm, ...]:

@@ -22,10 +22,9 @@ from tlt_server.fork.status import Verdict, check
 
 
 def install_fork(extra: str | None = None, python: Path | None = None, pristine: Path | None = None) -> bool:
-    """Build the fork for the interpreter `python`, by default the running one, and install it there.
+    """Build the fork for an interpreter, by default the running one, of a local `pristine` wheel, and install it there.
 
-    `extra` is "gpu" or none, `pristine` a local copy of the upstream wheel. Returns False, without building, where the
-    fork and what it needs are there already. Raises what `build_fork` and `install` raise.
+    Returns False, without building, where it is complete already. Raises what `build_fork` and `install` raise.
     """
     require_host(Host.here())
     environment = Environment.of(python or Path(sys.executable))

@@ -30,10 +30,9 @@ class PatchedFile:
 
 
 def apply_series(series: Series, pristine: ZipFile) -> Mapping[str, PatchedFile]:
-    """Apply every patch, strictly and in order, to the files that it names.
+    """Apply every patch, strictly and in order: path in the wheel -> that file.
 
-    Returns path in the wheel -> that file. Raises PatchError, which names the patch and the file, for a patch that git
-    refuses, skips, or that touches anything but .py files.
+    Raises PatchError for a patch that git refuses, skips, or that touches anything but .py files.
     """
     with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
         tree = Path(scratch).resolve()

@@ -6,21 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
+from tlt_client import schemas
 from tlt_client.errors import TltClientError
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import (
-    Drafter,
-    DrafterTrainer,
-    DrafterUpdate,
-    Event,
-    Load,
-    SharedTarget,
-    Speculation,
-    Status,
-    StrategyUpdate,
-)
 from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
 from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
@@ -82,7 +72,7 @@ class AsyncClient:
     async def health(self) -> bool:
         return await self._run(self._session.healthy())
 
-    async def status(self) -> Status:
+    async def status(self) -> schemas.Status:
         return await self._run(self._session.status())
 
     async def server_info(self) -> dict[str, Any]:
@@ -100,28 +90,28 @@ class AsyncClient:
     async def flush_cache(self, wait_s: float = 0.0) -> None:
         await self._run(self._session.flush_cache(wait_s))
 
-    async def events(self, after: int = 0) -> list[Event]:
+    async def events(self, after: int = 0) -> list[schemas.Event]:
         return await self._run(self._session.events(after))
 
-    async def load(self) -> Load:
+    async def load(self) -> schemas.Load:
         return await self._run(self._session.load())
 
-    async def drafter(self) -> Drafter:
+    async def drafter(self) -> schemas.Drafter:
         return await self._run(self._session.drafter())
 
-    async def update_drafter(self, update: DrafterUpdate, *, within_s: float = 120.0) -> Drafter:
+    async def update_drafter(self, update: schemas.DrafterUpdate, *, within_s: float = 120.0) -> schemas.Drafter:
         return await self._run(self._session.update_drafter(update, within_s))
 
-    async def roll_back_drafter(self) -> Drafter:
+    async def roll_back_drafter(self) -> schemas.Drafter:
         return await self._run(self._session.roll_back_drafter())
 
-    async def freeze_drafter(self, frozen: bool = True) -> Drafter:
+    async def freeze_drafter(self, frozen: bool = True) -> schemas.Drafter:
         return await self._run(self._session.freeze_drafter(frozen))
 
-    async def strategy(self) -> Speculation:
+    async def strategy(self) -> schemas.Speculation:
         return await self._run(self._session.strategy())
 
-    async def set_strategy(self, update: StrategyUpdate) -> Speculation:
+    async def set_strategy(self, update: schemas.StrategyUpdate) -> schemas.Speculation:
         return await self._run(self._session.strategy(update))
 
     async def learned(self) -> dict[str, Any]:
@@ -130,14 +120,14 @@ class AsyncClient:
     async def learn(self, learned: Mapping[str, Any]) -> None:
         await self._run(self._session.learn(learned))
 
-    async def report_trainer(self, trainer: DrafterTrainer) -> None:
+    async def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         await self._run(self._session.report_trainer(trainer))
 
-    async def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
+    async def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
         return await self._run(self._session.set_watchdog(mode))
 
-    async def share_target(self, path: str, *, within_s: float = 60.0) -> SharedTarget:
+    async def share_target(self, path: str, *, within_s: float = 60.0) -> schemas.SharedTarget:
         return await self._run(self._session.share_target(path, within_s))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:

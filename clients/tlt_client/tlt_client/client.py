@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
+from tlt_client import schemas
 from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import (
-    Drafter,
-    DrafterTrainer,
-    DrafterUpdate,
-    Event,
-    Load,
-    SharedTarget,
-    Speculation,
-    Status,
-    StrategyUpdate,
-)
 from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
 from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
@@ -106,7 +96,7 @@ class Client:
         """Whether the server can serve; False too where it cannot be reached."""
         return self._run(self._session.healthy())
 
-    def status(self) -> Status:
+    def status(self) -> schemas.Status:
         """What tlt-server says of itself. BadRequest (404) from a plain SGLang."""
         return self._run(self._session.status())
 
@@ -130,38 +120,38 @@ class Client:
         """Empties the prefix cache, once the server is idle. BadRequest if it is not within `wait_s`."""
         self._run(self._session.flush_cache(wait_s))
 
-    def events(self, after: int = 0) -> list[Event]:
+    def events(self, after: int = 0) -> list[schemas.Event]:
         """What happened to the weights after the event of this number, as far back as the server remembers."""
         return self._run(self._session.events(after))
 
-    def load(self) -> Load:
+    def load(self) -> schemas.Load:
         """Requests that run and that wait, as SGLang's /v1/loads counts them."""
         return self._run(self._session.load())
 
-    def drafter(self) -> Drafter:
+    def drafter(self) -> schemas.Drafter:
         """Which drafter is in force. BadRequest (404) from a server without one."""
         return self._run(self._session.drafter())
 
-    def update_drafter(self, update: DrafterUpdate, *, within_s: float = 120.0) -> Drafter:
+    def update_drafter(self, update: schemas.DrafterUpdate, *, within_s: float = 120.0) -> schemas.Drafter:
         """Puts another drafter in force, without a pause; returns when it is. Harmless to send again with its version.
 
         BadRequest: it is not a drafter for this server. VersionConflict: it is too old, or was overtaken.
         """
         return self._run(self._session.update_drafter(update, within_s))
 
-    def roll_back_drafter(self) -> Drafter:
+    def roll_back_drafter(self) -> schemas.Drafter:
         """Puts the drafter of before in force. VersionConflict if there is none. Sent once: a lost answer is raised."""
         return self._run(self._session.roll_back_drafter())
 
-    def freeze_drafter(self, frozen: bool = True) -> Drafter:
+    def freeze_drafter(self, frozen: bool = True) -> schemas.Drafter:
         """Holds updates of the drafter back, or lets them in again."""
         return self._run(self._session.freeze_drafter(frozen))
 
-    def strategy(self) -> Speculation:
+    def strategy(self) -> schemas.Speculation:
         """How decode steps speculate, and whether."""
         return self._run(self._session.strategy())
 
-    def set_strategy(self, update: StrategyUpdate) -> Speculation:
+    def set_strategy(self, update: schemas.StrategyUpdate) -> schemas.Speculation:
         """From the next decode step on. VersionConflict from a server without a drafter."""
         return self._run(self._session.strategy(update))
 
@@ -173,15 +163,15 @@ class Client:
         """Lets a server go on from what another one had `learned`."""
         self._run(self._session.learn(learned))
 
-    def report_trainer(self, trainer: DrafterTrainer) -> None:
+    def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
         self._run(self._session.report_trainer(trainer))
 
-    def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
+    def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
         return self._run(self._session.set_watchdog(mode))
 
-    def share_target(self, path: str, *, within_s: float = 60.0) -> SharedTarget:
+    def share_target(self, path: str, *, within_s: float = 60.0) -> schemas.SharedTarget:
         """Has the server write what drafters share with its target to a folder that is not there yet, on its machine.
 
         VersionConflict: the target was written meanwhile. Sent once: a lost answer is raised.

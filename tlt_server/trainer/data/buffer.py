@@ -82,17 +82,9 @@ class _Response:
 class Buffer:
     """What the trainer learns from and is judged by.
 
-    Args:
-        width: W of the states that the drafter reads.
-        hidden: H of the target.
-        budget: bytes of tensors at most.
-        max_age: target versions that a feature may be behind the newest.
-        held_out: share of groups kept from training, at least; 0: none is.
-
-    Attributes:
-        newest: version of the target.
-        nbytes: of all tensors held.
-        dropped: features' parts that were not taken, and responses that had to go, counted by reason.
+    width, hidden: W of the states that the drafter reads, H of the target. budget: bytes of tensors at most. max_age:
+    target versions that a feature may be behind the newest. held_out: share of groups kept from training, at least;
+    0: none is. dropped: features' parts that were not taken, and responses that had to go, counted by reason.
     """
 
     def __init__(self, width: int, hidden: int, budget: int, max_age: int = 1, held_out: float = 0.05) -> None:
@@ -142,14 +134,10 @@ class Buffer:
         return [run for response in self._kept(True) for run in self._runs(response, self.newest)]
 
     def draw(self, entries: int, random: Random, earlier: float = 0.5) -> list[Run]:
-        """Runs to train on, each sequence at most once, of `entries` entries; fewer if there are none. The last is cut:
-        a little more would be a second pack, which on a GPU costs as much as a full one.
+        """Runs to train on, each sequence at most once, of `entries` entries or fewer; the last is cut to fit one pack.
 
-        Args:
-            entries: wanted in all.
-            random: decides.
-            earlier: share of the entries from earlier steps, the longer a sequence the likelier; the rest is of the
-                newest version of the target. What one of the two lacks, the other gives.
+        earlier: share of the entries from earlier steps, the longer a sequence the likelier; the rest is of the newest
+            version of the target. What one of the two lacks, the other gives.
         """
         learnt = self._kept(False)
         this = [response for response in learnt if response.version == self.newest]

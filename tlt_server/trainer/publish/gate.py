@@ -38,12 +38,9 @@ def accept_length(
 ) -> float:
     """Expected accept length of chains of `depth` drafts, 1 to depth + 1, over all tokens that a chain can start from.
 
-    A server starts its next chain where the last one ended, more often than not at a token that is hard to draft: its
-    own average is a little lower.
+    A server's own average is a little lower: its chains start where others ended, at tokens that are hard to draft.
 
-    Args:
-        packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
-        drafts: how the server proposes a token.
+    packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
 
     Raises:
         ValueError: no run is so long.
@@ -102,11 +99,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def reason(self, candidate: float, live: float, *, target_moved: bool, steps: int) -> str | None:
         """Why to publish now, or None to go on training. A drafter that is not better is never published.
 
-        Args:
-            candidate: expected accept length of the drafter in training.
-            live: of the one in force, on the same features; 1 where there is none.
-            target_moved: the target was published since a drafter last was.
-            steps: of training since a drafter was last published.
+        candidate, live: expected accept lengths of the drafter in training and of the active one, on the same features.
+        target_moved: the target was published since a drafter last was. steps: of training since then.
         """
         if not candidate > live or candidate < self.floor:  # so that one that diverged, which is NaN, stays here
             return None

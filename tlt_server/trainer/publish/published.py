@@ -54,7 +54,7 @@ class Edition(NamedTuple):
 
 
 class Published:
-    """All that are kept, of the trainer with this folder; nobody else writes to it."""
+    """All that are kept, of the trainer with this folder, which alone writes to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "published"
