@@ -10,7 +10,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Buffer, Hello, Message, ModelIdentity, Notice
 from tlt_server.wire.server import DrafterReady, Receiver, Told
 from tlt_server.wire.sockets import TRAINER, Link
-from tlt_server.wire.trainer import Outgoing, Sender
+from tlt_server.wire.trainer import Sender
+from tlt_server.wire.update import Outgoing
 
 MODEL = ModelIdentity("LlamaForCausalLM", 64, 512)
 HELLO = Hello(

@@ -27,7 +27,7 @@ from tlt_server.wire.messages import (
     encode,
 )
 from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW, DrafterReady, TrainerLink
-from tlt_server.wire.trainer import Outgoing
+from tlt_server.wire.update import Outgoing
 
 
 @pytest.fixture

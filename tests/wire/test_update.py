@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.wire.ends import CHUNK, drafter, holds, outgoing
 from tlt_server.errors import WireError
-from tlt_server.wire.server import Incoming
+from tlt_server.wire.update import Incoming
 
 
 @settings(deadline=None)

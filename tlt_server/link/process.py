@@ -19,7 +19,6 @@ import httpx
 from tlt_client import AsyncClient, TltClientError
 
 from tlt_server.config import Trainer
-from tlt_server.drafter import header
 from tlt_server.errors import ConfigError, TltError
 from tlt_server.link.bridge import Bridge, greeting
 from tlt_server.wire.messages import READS_TO_SERVER, ModelIdentity
@@ -80,6 +79,8 @@ def settle(
 
 def _most_bytes(drafter: Path) -> int:
     """Of a drafter of the same names and shapes, in whatever dtype."""
+    from tlt_server.drafter import header  # imports torch, of which the link's process has no need
+
     try:
         found = sum(header.nbytes(path) for path in drafter.glob("*.safetensors"))
     except (OSError, ValueError) as error:

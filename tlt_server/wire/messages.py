@@ -18,23 +18,18 @@ from tlt_server.errors import ConfigError, WireError
 
 SCHEMA_VERSION = 3
 """Raised when a message changes: one of another version is rejected whole."""
+MAX_CHUNKS_WANTED = 4
+MAX_CHUNK_BYTES = MAX_DIGESTS = 4 << 20
+"""Bytes of digests: those of 256 GiB in chunks of 2 MiB."""
+MAX_NAME, MAX_REASON, MAX_DEVICES = 256, 2000, 64
+MAX_TOKENS = 1 << 24
+"""Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
-MAX_CHUNK_BYTES = 4 << 20
-MAX_CHUNKS_WANTED = 4
-"""At once."""
-MAX_DIGESTS = 4 << 20
-"""Bytes: those of 256 GiB in chunks of 2 MiB."""
-MAX_NAME, MAX_REASON = 256, 2000
-MAX_DEVICES = 64
-MAX_TOKENS = 1 << 24
-"""Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
-
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """What JSON's numbers hold exactly, and 64 bits with room to add to."""
-AtLeastOne = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 FilePath = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
@@ -50,11 +45,7 @@ class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """By a target's config.json.
-
-        Raises:
-            ConfigError: it lacks one of the three, or has it as something else.
-        """
+        """By a target's config.json. Raises ConfigError: it lacks one of the three, or has it as something else."""
         (architecture, *_) = config.get("architectures") or [None]
         said = {"architecture": architecture} | {key: config.get(key) for key in ("hidden_size", "vocab_size")}
         try:
@@ -162,10 +153,10 @@ class DrafterUpdate(Message, frozen=True):
     trained_on: target version. size: bytes. digests: the sha256 of every chunk, end to end.
     """
 
-    version: AtLeastOne
+    version: Annotated[int, Meta(ge=1, lt=1 << 53)]
     trained_on: Count
     model: ModelIdentity
-    size: AtLeastOne
+    size: Annotated[int, Meta(ge=1, lt=1 << 53)]
     chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
     digests: Annotated[bytes, Meta(max_length=MAX_DIGESTS)]
 
@@ -241,9 +232,6 @@ class FeatureHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return sum(each.count for each in self.rows)
 
 
-READS_FEATURES = Decoder(FeatureHeader)
-
-
 class FeatureBatch(NamedTuple):
     """N tokens, those of one `Rows` after those of the one before; little-endian, row-major.
 
@@ -263,13 +251,15 @@ class FeatureBatch(NamedTuple):
         """Views of the frames. Raises WireError: they are no batch."""
         if len(frames) != 4:
             raise WireError(f"features in {len(frames)} frames; they take 4")
-        header = _opened(frames, READS_FEATURES)
+        header = _opened(frames, _READS_FEATURES)
         item, finals = 4 if header.dtype == "float32" else 2, header.model.hidden_size * (header.kind == "eagle3")
         wanted = [header.tokens * size for size in (4, header.width * item, finals * item)]
         if (sizes := [memoryview(frame).nbytes for frame in frames[1:]]) != wanted:
             raise WireError(f"features of {header.tokens} tokens in frames of {sizes} bytes; they take {wanted}")
         return cls(header, *frames[1:])
 
+
+_READS_FEATURES = Decoder(FeatureHeader)
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -280,7 +270,7 @@ def short(name: str) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """The first frame of a message. A reason is cut to what the peer takes."""
+    """The first frame. A reason is cut to what the peer takes."""
     if isinstance(message, Rejected):
         return b"\0" + message.reason[:500].encode(errors="replace")
     if len(getattr(message, "reason", "")) > MAX_REASON:
@@ -293,11 +283,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, Buffer]:
-    """The message, and its raw bytes (empty but for a `DrafterChunk`), of frames as a DEALER gets them.
-
-    Raises:
-        WireError: they are no message that travels this way.
-    """
+    """The message, and its raw bytes (empty but for a `DrafterChunk`). Raises WireError: it is none for `reads`."""
     if frames and bytes(frames[0][:1]) == b"\0":
         return Rejected(reason=bytes(frames[0][1:501]).decode(errors="replace")), b""
     message = _opened(frames, reads)

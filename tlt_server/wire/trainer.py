@@ -1,10 +1,8 @@
 """The trainer's end of the control link: publishes drafters, and hears from every server."""
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tlt_server.errors import WireError
@@ -13,13 +11,13 @@ from tlt_server.wire.messages import (
     DrafterChunk,
     DrafterReceived,
     DrafterRefused,
-    DrafterUpdate,
     Heartbeat,
     Hello,
     Message,
     ModelIdentity,
 )
 from tlt_server.wire.sockets import Link
+from tlt_server.wire.update import Outgoing
 
 SILENCE = 10.0
 """Seconds without a word after which a server counts as gone; it says hello every second."""
@@ -31,28 +29,6 @@ MESSAGES_A_SECOND, MESSAGES_AT_ONCE = 64, 512
 """Of a server, but for chunks that it asks for: it says a few a second, and after a cut what it could not say."""
 CHUNK_BYTES = 2 << 20
 """Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
-
-
-class Outgoing:
-    """An update: `header`, and the chunks that it tells of."""
-
-    def __init__(self, file: bytes, version: int, trained_on: int, model: ModelIdentity, chunk_bytes: int) -> None:
-        self._file, self._chunk_bytes = memoryview(file), chunk_bytes
-        chunks = map(self.chunk, range(-(-len(file) // chunk_bytes)))
-        with ThreadPoolExecutor() as pool:  # hashing gives the interpreter lock away
-            digests = b"".join(pool.map(lambda chunk: hashlib.sha256(chunk).digest(), chunks))
-        self.header = DrafterUpdate(
-            version=version,
-            trained_on=trained_on,
-            model=model,
-            size=len(file),
-            chunk_bytes=chunk_bytes,
-            digests=digests,
-        )
-        self.digest = self.header.digest
-
-    def chunk(self, index: int) -> memoryview:
-        return self._file[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
 
 @dataclass
