@@ -19,8 +19,7 @@ from tlt_server.errors import ConfigError, WireError
 SCHEMA_VERSION = 3
 """Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
-MAX_CHUNK_BYTES = MAX_DIGESTS = 4 << 20
-"""Bytes of digests: those of 256 GiB in chunks of 2 MiB."""
+MAX_CHUNK_BYTES = MAX_DIGESTS = 4 << 20  # digests of 256 GiB in chunks of 2 MiB
 MAX_NAME, MAX_REASON, MAX_DEVICES = 256, 2000, 64
 MAX_TOKENS = 1 << 24
 """Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
@@ -181,11 +180,8 @@ class DrafterChunk(Message, frozen=True):
     index: Count
 
 
-# -- either way -------------------------------------------------------------------------------------------------------
-
-
 class Rejected(Message, frozen=True):
-    """A message of yours could not be read or used, and was dropped."""
+    """Either way: a message of yours could not be read or used, and was dropped."""
 
     reason: Reason
 
@@ -251,15 +247,13 @@ class FeatureBatch(NamedTuple):
         """Views of the frames. Raises WireError: they are no batch."""
         if len(frames) != 4:
             raise WireError(f"features in {len(frames)} frames; they take 4")
-        header = _opened(frames, _READS_FEATURES)
+        header = _opened(frames, Decoder(FeatureHeader))
         item, finals = 4 if header.dtype == "float32" else 2, header.model.hidden_size * (header.kind == "eagle3")
         wanted = [header.tokens * size for size in (4, header.width * item, finals * item)]
         if (sizes := [memoryview(frame).nbytes for frame in frames[1:]]) != wanted:
             raise WireError(f"features of {header.tokens} tokens in frames of {sizes} bytes; they take {wanted}")
         return cls(header, *frames[1:])
 
-
-_READS_FEATURES = Decoder(FeatureHeader)
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 

@@ -271,9 +271,7 @@ class Outlet(_End):
         """Whether a trainer is there that reads."""
         return bool(self._socket.poll(0, zmq.POLLOUT))
 
-    def send(self, frames: Sequence[Buffer]) -> bool:
-        """False if the trainer is away, or does not read."""
-        return self._send(frames)
+    send = _End._send
 
 
 def _check_address(address: str, curve: CurveKeys | None) -> None:
