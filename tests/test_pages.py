@@ -18,9 +18,9 @@ import msgspec
 import pytest
 import tlt_client
 import typer
+from benchmarks.lib.catalogue import commands
 from typer.exceptions import TyperException
 
-from benchmarks.lib.catalogue import commands
 from tlt_server import cli
 from tlt_server.config import ServerConfig
 from tlt_server.trainer.config import TrainConfig
