@@ -175,9 +175,7 @@ def following(
         raise ConfigError("--trainer: drafters arrive on one machine, and this server has several. Drop one of the two")
     from transformers import PretrainedConfig
 
-    from tlt_server.link.keeper import Keeper
-    from tlt_server.link.process import run
-    from tlt_server.link.settings import settle
+    from tlt_server.link.process import kept, run, settle
 
     target, _ = PretrainedConfig.get_config_dict(server_args.model_path, revision=server_args.revision)
     settings = settle(
@@ -188,7 +186,7 @@ def following(
         ModelIdentity.of(target),
         Path(server_args.speculative_draft_model_path),
     )
-    return Keeper(run, settings)
+    return kept(run, settings)
 
 
 def keep_drafter(server_args: "ServerArgs") -> None:

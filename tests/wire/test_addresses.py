@@ -9,9 +9,8 @@ import zmq.auth
 
 from tests.wire.ends import ANY_PORT, HELLO, Open, heard, say
 from tlt_server.errors import ConfigError
-from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Heartbeat
-from tlt_server.wire.sockets import Link
+from tlt_server.wire.sockets import CurveKeys, Link
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tlt_server.errors import ConfigError
 from tlt_server.preflight import is_loopback
 from tlt_server.trainer.learn.loop import Settings
 from tlt_server.trainer.publish.gate import Policy
-from tlt_server.wire.addresses import CurveKeys
+from tlt_server.wire.sockets import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tlt_server.trainer.data.targets import Targets
 from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, Message, TargetPublished, TargetShared
-from tlt_server.wire.sender import SILENCE
+from tlt_server.wire.trainer import SILENCE
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import Message
-from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import Inlet
+from tlt_server.wire.trainer import Sender
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Service:
         log.info("drafter %d is published: %s", version, reason)
 
     def _send(self, edition: Edition) -> None:
-        self._parts.sender.publish(edition.version, edition.trained_on, *edition.wired())
+        self._parts.sender.publish(edition.version, edition.trained_on, edition.file())
 
     def _save(self) -> None:
         if (steps := self._parts.trainer.steps) > self._saved:

@@ -40,8 +40,8 @@ from tlt_server.trainer.service import MOST_HEARD, Heard, Parts, Service
 from tlt_server.trainer.status import shown
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
-from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import Inlet, Link
+from tlt_server.wire.trainer import Sender
 
 log = logging.getLogger(__name__)
 

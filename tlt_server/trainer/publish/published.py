@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, safe_open
 
 from tlt_server import files
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.publish.folder import Drafter, load_drafter
-from tlt_server.wire.update import Tensor
 
 FILE = "model.safetensors"
 
@@ -38,15 +37,13 @@ class Edition(NamedTuple):
     steps: int
     folder: Path
 
-    def wired(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time. ConfigError: damaged."""
-        metadata = self.metadata()
+    def file(self) -> bytes:
+        """For `Sender.publish`. ConfigError: it is damaged."""
+        self.metadata()
         try:
-            content = deserialize(files.read(self.folder / FILE, MOST_BYTES))  # type: ignore[no-untyped-call]
-        except (OSError, SafetensorError) as error:
+            return files.read(self.folder / FILE, MOST_BYTES)
+        except OSError as error:
             raise _damaged(self.folder, error) from error
-        tensors = {name: Tensor(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in content}
-        return tensors, metadata
 
     def metadata(self) -> dict[str, str]:
         """All that is known of it. ConfigError: it is damaged."""

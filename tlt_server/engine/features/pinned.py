@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 256 << 20
-PARCEL_BYTES = 16 << 20
-"""Of pinned memory; of one parcel at most."""
+BATCH_BYTES = 16 << 20
+"""Of pinned memory; of one batch at most."""
 ALIGNED = 64
 
 
@@ -51,7 +51,7 @@ class States(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PinnedBatch:
     """Rows, and their states in the block, one after the other; readable once it has arrived."""
 
     rows: Sequence[Rows]
@@ -68,7 +68,7 @@ class Parcel:
         return self.tokens * self.states.row_bytes
 
 
-class Parcels:
+class PinnedMemory:
     """The block of one scheduler process. One thread ships, another one frees, in the same order.
 
     device: where states come from; on a CPU the same is done without streams.
@@ -82,11 +82,11 @@ class Parcels:
         self._block = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu).zero_()
         self._written = self._freed = 0  # bytes since the start
 
-    def ship(self, rows: Sequence[Rows], states: States) -> Parcel | None:
+    def ship(self, rows: Sequence[Rows], states: States) -> PinnedBatch | None:
         """Sends rows off.
 
         Args:
-            rows: of at most `PARCEL_BYTES`.
+            rows: of at most `BATCH_BYTES`.
             states: of the step; computed by now, as what tells the counts was copied behind it.
 
         Returns:
@@ -103,11 +103,11 @@ class Parcels:
             finals = None if states.finals is None else self._copied(states.finals, there, start + places[0])
             arrived = self._module.Event()
             arrived.record()
-        return Parcel(rows, States(hidden, finals), arrived, self._written)
+        return PinnedBatch(rows, States(hidden, finals), arrived, self._written)
 
-    def free(self, parcel: Parcel) -> None:
+    def free(self, batch: PinnedBatch) -> None:
         """Its states have been read, and those of all before it."""
-        self._freed = parcel.end
+        self._freed = batch.end
 
     def _reserved(self, size: int) -> int | None:
         """Where so many bytes are free in one piece: behind the last ones, or at the block's beginning again."""

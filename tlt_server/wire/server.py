@@ -1,27 +1,22 @@
-"""The server's end of the control link, in a process of its own: 0.5 GB are received and hashed beside decoding."""
+"""A server's end of the control link: says what the server does, and fetches drafters into a folder."""
 
-import contextlib
 import fcntl
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from tlt_server.errors import ConfigError, WireError
-from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import (
     MAX_CHUNKS_WANTED,
-    READS_NOTICES,
-    READS_TO_SERVER,
     Buffer,
     ChunksWanted,
     DrafterChunk,
-    DrafterReady,
     DrafterReceived,
     DrafterRefused,
     DrafterSwapped,
@@ -29,63 +24,52 @@ from tlt_server.wire.messages import (
     Hello,
     Load,
     Message,
+    Notice,
     TargetPublished,
     TargetShared,
-    TrainerLink,
-    decode,
-    encode,
 )
 from tlt_server.wire.sockets import TRAINER, Link
 from tlt_server.wire.update import Incoming
 
-HELLO_EVERY = 1.0
-ASK_AGAIN = 1.0
+HELLO_EVERY = ASK_AGAIN = 1.0
 SILENCE = 3.0
 """Seconds: between hellos; without a chunk, until it is asked for again; without a word, until the trainer is away."""
-
+NOTICE_WITHIN = 0.05
+"""Seconds until a notice of the server's is sent."""
 WINDOW = MAX_CHUNKS_WANTED
 """Chunks asked for ahead, half of them at a time: 8 MiB under way, however slow this side is."""
-
-PARTIAL, WHOLE = "*.partial", "drafter-*.safetensors"
-
 MAX_DAMAGED = 3
 """Chunks damaged one after another, after which it is not the line."""
+PARTIAL, WHOLE = "*.partial", "drafter-*.safetensors"
 
 
-def receive(
-    address: str,
-    server: Connection,
-    hello: Hello,
-    folder: Path,
-    *,
-    curve: CurveKeys | None = None,
-    most: int | None = None,
-) -> None:
-    """A receiver from beginning to end, for one thread; returns when the server's end of the pipe is closed.
+class DrafterReady(NamedTuple):
+    """A drafter lies whole and verified at `path`, until a newer one does."""
 
-    most: as for `Receiver`.
+    version: int
+    trained_on: int
+    path: str
 
-    Raises:
-        ConfigError: the address, the keys or the folder cannot be used.
-    """
-    link = Link(address, READS_TO_SERVER, hello.server, curve)
-    try:
-        Receiver(link, server, hello, folder, most=most).run()
-    finally:
-        link.close()
+
+class TrainerLink(NamedTuple):
+    """Whether a trainer answers; messages rejected since the start."""
+
+    connected: bool
+    rejected: int
+
+
+Told: TypeAlias = DrafterReady | DrafterRefused | TrainerLink
 
 
 class Receiver:
-    """Says hello to the trainer, passes on what the server has to tell it, and fetches drafters into a folder.
-
-    A drafter under way is a `.partial` file; whole and verified, it is `drafter-VERSION.safetensors`, and replaces the
-    one before. An open file stays readable then; one that is opened too late is gone, and a newer one has been told of.
+    """A drafter under way is a `.partial` file; whole and verified, it is `drafter-VERSION.safetensors`, and replaces
+    the one before: an open file stays readable, and whoever is too late to open one has been told of a newer.
 
     Args:
-        trainer: the link.
-        server: the server's pipe: encoded notices come in, `READS_FROM_RECEIVER` go out.
+        link: to the trainer, reading `READS_TO_SERVER`; `run` closes it.
         hello: the server's state now; from here on it follows from the notices.
         folder: this receiver's alone, best in memory (/dev/shm); made if it is not there.
+        told: called in `run`'s thread.
         most: bytes that a drafter may have; None: as many as there is room for.
 
     Raises:
@@ -94,52 +78,52 @@ class Receiver:
 
     def __init__(
         self,
-        trainer: Link,
-        server: Connection,
+        link: Link,
         hello: Hello,
         folder: Path,
+        told: Callable[[Told], None],
         clock: Callable[[], float] = time.monotonic,
         most: int | None = None,
     ) -> None:
-        self._trainer = trainer
-        self._server = server
-        self._hello = hello
-        self._folder = folder
-        self._clock, self._most = clock, most
+        self._link, self._hello, self._folder = link, hello, folder
+        self._told, self._clock, self._most = told, clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
-        self._to_server: deque[Message] = deque()
-        self._to_trainer: deque[Message] = deque(maxlen=256)
+        self._notices: deque[Notice] = deque()  # written by one thread, taken by another
+        self._unsent: deque[Message] = deque(maxlen=256)
         self._incoming: Incoming | None = None
         self._received: bytes | None = None
-        self._asked_up_to = self._damaged = 0
         self._hello_due = self._ask_due = 0.0
         self._heard = -SILENCE
-        self._told: TrainerLink | None = None
-        trainer.watch(server.fileno())
+        self._state: TrainerLink | None = None
+        self._stopped = False
+
+    def tell(self, notice: Notice) -> None:
+        """From any thread."""
+        self._notices.append(notice)
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._stopped = True
 
     def run(self) -> None:
-        """Until the server's end of the pipe is closed, or an exception; leaves no file behind."""
+        """Until `stop`, or an exception; leaves no file behind."""
         try:
-            with contextlib.suppress(EOFError, ConnectionError):  # the pipe's: a link has no such errors
-                while True:
-                    self.step(HELLO_EVERY / 4)
+            while not self._stopped:
+                self.step(NOTICE_WITHIN)
         finally:
             self.close()
+            self._link.close()
 
     def step(self, seconds: float) -> None:
-        """Waits so long for a message, handles at most one of each side, and does what is due.
-
-        Raises:
-            EOFError, ConnectionError: the server is gone.
-        """
-        self._trainer.wait(seconds)
-        if self._server.poll():
-            self._hear_server(decode([self._server.recv_bytes()], READS_NOTICES)[0])
-        if (arrived := self._trainer.receive()) is not None:
+        """Waits so long for a message, handles at most one, and does what is due."""
+        self._link.wait(seconds)
+        while self._notices:
+            self._note(self._notices.popleft())
+        if (arrived := self._link.receive()) is not None:
             self._heard = self._clock()
-            self._hear_trainer(*arrived[1:])
-        self._do_what_is_due()
+            self._hear(*arrived[1:])
+        self._do_what_is_due(self._clock())
 
     def close(self) -> None:
         """Removes the files, and leaves the folder to others."""
@@ -151,42 +135,38 @@ class Receiver:
 
     # -- what the server says -----------------------------------------------------------------------------------------
 
-    def _hear_server(self, notice: Message) -> None:
+    def _note(self, notice: Notice) -> None:
         match notice:
             case Load():
-                self._trainer.send(notice)
+                self._link.send(notice)
                 return
             case TargetPublished(target_version=version, weight_version=name):
                 self._change(target_version=version, weight_version=name, shared="")
             case TargetShared(target_version=version, path=path) if version == self._hello.target_version:
                 self._change(shared=path)
-            case DrafterSwapped(version=version, drafter_version=in_force):
-                self._change(drafter_version=in_force, newest_drafter=max(version, self._hello.newest_drafter))
-        self._to_trainer.append(notice)
+            case DrafterSwapped(version=version, drafter_version=active):
+                self._change(drafter_version=active, newest_drafter=max(version, self._hello.newest_drafter))
+        self._unsent.append(notice)
         self._hello_due = 0.0
 
     def _change(self, **state: object) -> None:
         self._hello = msgspec.structs.replace(self._hello, **state)
 
-    def _do_what_is_due(self) -> None:
-        now = self._clock()
-        if now >= self._hello_due and self._trainer.send(self._hello):
+    def _do_what_is_due(self, now: float) -> None:
+        if now >= self._hello_due and self._link.send(self._hello):
             self._hello_due = now + HELLO_EVERY
-            while self._to_trainer and self._trainer.send(self._to_trainer[0]):  # a stranger's would not be heard
-                self._to_trainer.popleft()
-        connected = now - self._heard < SILENCE
-        if self._incoming is not None and connected and now >= self._ask_due:
-            self._ask(self._incoming, self._incoming.next, WINDOW)
-        state = TrainerLink(connected=connected, rejected=self._trainer.rejected.total())
-        if state != self._told:
-            self._told = state
-            self._to_server.append(state)
-        while self._to_server:
-            self._server.send_bytes(encode(self._to_server.popleft()))
+            while self._unsent and self._link.send(self._unsent[0]):  # before a hello they would not be heard
+                self._unsent.popleft()
+        state = TrainerLink(now - self._heard < SILENCE, self._link.rejected.total())
+        if self._incoming is not None and state.connected and now >= self._ask_due:
+            self._ask(self._incoming, self._incoming.next)
+        if state != self._state:
+            self._state = state
+            self._told(state)
 
     # -- what the trainer says ----------------------------------------------------------------------------------------
 
-    def _hear_trainer(self, message: Message, payload: Buffer) -> None:
+    def _hear(self, message: Message, payload: Buffer) -> None:
         try:
             if isinstance(message, DrafterUpdate):
                 self._consider(message)
@@ -197,13 +177,12 @@ class Receiver:
 
     def _consider(self, update: DrafterUpdate) -> None:
         """An offer, which may be repeated, outdated, or in the middle of another's transfer."""
-        under_way = self._incoming
-        if under_way is not None and update.digest == under_way.digest:
+        if self._incoming is not None and update.digest == self._incoming.digest:
             return
         if reason := self._reason_to_refuse(update):
             self._refuse(update.version, reason)
         elif update.version == self._hello.newest_drafter:
-            self._trainer.send(DrafterReceived(version=update.version))
+            self._link.send(DrafterReceived(version=update.version))
         else:
             self._begin(update)
 
@@ -228,20 +207,19 @@ class Receiver:
         self._incoming = incoming = Incoming(update, self._folder)
         self._remove(PARTIAL, keep=incoming.path)
         incoming.resume()
-        self._damaged = 0
         free = shutil.disk_usage(self._folder).free
         if incoming.missing > free:
             self._give_up(f"{self._folder} has {free} bytes free, {incoming.missing} are missing: make room")
         elif not incoming.missing:
             self._finish(incoming)
         else:
-            self._ask(incoming, incoming.next, WINDOW)
+            self._ask(incoming, incoming.next)
 
-    def _ask(self, incoming: Incoming, start: int, chunks: int) -> None:
+    def _ask(self, incoming: Incoming, start: int) -> None:
         self._ask_due = self._clock() + ASK_AGAIN
-        self._asked_up_to = min(start + chunks, incoming.header.chunks)
-        if start < self._asked_up_to:
-            self._trainer.send(ChunksWanted(digest=incoming.digest, start=start, stop=self._asked_up_to))
+        incoming.asked = min(incoming.next + WINDOW, incoming.header.chunks)
+        if start < incoming.asked:
+            self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
 
     def _add(self, chunk: DrafterChunk, payload: Buffer) -> None:
         incoming = self._incoming
@@ -253,20 +231,20 @@ class Receiver:
         except WireError as error:
             self._damage(incoming, str(error))
             return
-        self._damaged = 0
+        incoming.damaged = 0
         self._ask_due = self._clock() + ASK_AGAIN
         if not incoming.missing:
             self._finish(incoming)
-        elif self._asked_up_to - incoming.next <= WINDOW // 2:
-            self._ask(incoming, self._asked_up_to, WINDOW // 2)
+        elif incoming.asked - incoming.next <= WINDOW // 2:
+            self._ask(incoming, incoming.asked)
 
     def _damage(self, incoming: Incoming, reason: str) -> None:
-        self._trainer.reject(TRAINER, reason)
-        self._damaged += 1
-        if self._damaged == MAX_DAMAGED:
+        self._link.reject(TRAINER, reason)
+        incoming.damaged += 1
+        if incoming.damaged == MAX_DAMAGED:
             self._give_up(f"{reason}, {MAX_DAMAGED} times")
         else:
-            self._ask(incoming, incoming.next, WINDOW)
+            self._ask(incoming, incoming.next)
 
     def _finish(self, incoming: Incoming) -> None:
         update = incoming.header
@@ -275,8 +253,8 @@ class Receiver:
         self._remove(WHOLE, keep=path)
         self._incoming, self._received = None, incoming.digest
         self._change(newest_drafter=update.version)
-        self._to_server.append(DrafterReady(version=update.version, trained_on=update.trained_on, path=str(path)))
-        self._trainer.send(DrafterReceived(version=update.version))
+        self._told(DrafterReady(update.version, update.trained_on, str(path)))
+        self._link.send(DrafterReceived(version=update.version))
 
     def _give_up(self, reason: str) -> None:
         assert self._incoming is not None
@@ -287,8 +265,8 @@ class Receiver:
 
     def _refuse(self, version: int, reason: str) -> None:
         refused = DrafterRefused(version=version, reason=reason)
-        self._to_server.append(refused)
-        self._trainer.send(refused)
+        self._told(refused)
+        self._link.send(refused)
 
     def _remove(self, pattern: str, keep: Path | None = None) -> None:
         for path in self._folder.glob(pattern):

@@ -10,12 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlt_server.engine.features.courier import Courier, merged
-from tlt_server.engine.features.parcels import Parcel, Parcels, Rows, States, cut
+from tlt_server.engine.features.pinned import PinnedBatch, PinnedMemory, Rows, States, cut
+from tlt_server.engine.features.sender import Sender, merged
 from tlt_server.process import free_port
-from tlt_server.wire.features import FeatureBatch, FeatureHeader
-from tlt_server.wire.features import Rows as Described
-from tlt_server.wire.messages import ModelIdentity
+from tlt_server.wire.messages import FeatureBatch, FeatureHeader, ModelIdentity
+from tlt_server.wire.messages import Rows as Described
 from tlt_server.wire.sockets import Inlet, Outlet
 
 WIDTH = 3
@@ -39,29 +38,29 @@ def numbered(count: int, finals: bool = False, dtype: torch.dtype = torch.float3
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
-def test_no_parcel_is_overwritten_before_it_is_freed(seed: int, finals: bool) -> None:
+def test_no_batch_is_overwritten_before_it_is_freed(seed: int, finals: bool) -> None:
     draw = random.Random(seed)
-    parcels, waiting = Parcels(CPU, size=2048), deque[tuple[Parcel, list[int]]]()
+    pinned, waiting = PinnedMemory(CPU, size=2048), deque[tuple[PinnedBatch, list[int]]]()
     states, refused = numbered(100, finals), 0
     for _ in range(200):
         if waiting and draw.random() < 0.45:
-            parcel, expected = waiting.popleft()
-            assert parcel.states.hidden[:, 0].tolist() == expected
-            if parcel.states.finals is not None:
-                assert parcel.states.finals[:, 1].tolist() == [each + 1 for each in expected]
-            parcels.free(parcel)
+            batch, expected = waiting.popleft()
+            assert batch.states.hidden[:, 0].tolist() == expected
+            if batch.states.finals is not None:
+                assert batch.states.finals[:, 1].tolist() == [each + 1 for each in expected]
+            pinned.free(batch)
             continue
         rows = [rows_of("a", 0, draw.randint(1, 10), row=draw.randint(0, 80)) for _ in range(draw.randint(1, 3))]
-        if (sent := parcels.ship(rows, states)) is None:
+        if (sent := pinned.ship(rows, states)) is None:
             refused += 1
             assert waiting
         else:
             waiting.append((sent, [each.row + k for each in rows for k in range(len(each.tokens))]))
-    assert all(parcel.states.hidden[:, 0].tolist() == expected for parcel, expected in waiting)
+    assert all(batch.states.hidden[:, 0].tolist() == expected for batch, expected in waiting)
 
 
-def test_a_parcel_larger_than_the_block_has_no_room() -> None:
-    assert Parcels(CPU, size=1024).ship([rows_of("a", 0, 100)], numbered(100)) is None
+def test_a_batch_larger_than_the_block_has_no_room() -> None:
+    assert PinnedMemory(CPU, size=1024).ship([rows_of("a", 0, 100)], numbered(100)) is None
 
 
 ROWS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=20)
@@ -90,7 +89,7 @@ def test_a_cut_loses_nothing(given: list[tuple[str, int]], most: int) -> None:
 def test_a_message_holds_all_rows_once_in_long_pieces(seed: int, finals: bool, dtype: torch.dtype) -> None:
     """Interleaved steps of several requests; now and then one is computed again, or the target changes."""
     draw = random.Random(seed)
-    parcels, held, wanted = Parcels(CPU, size=1 << 16), [], []
+    pinned, held, wanted = PinnedMemory(CPU, size=1 << 16), [], []
     at, version = dict.fromkeys("abc", 0), 0
     for _ in range(draw.randint(1, 12)):
         rows, row = [], 0
@@ -99,7 +98,7 @@ def test_a_message_holds_all_rows_once_in_long_pieces(seed: int, finals: bool, d
             rows.append(rows_of(rid, at[rid], count, row, version))
             wanted += [(rid, version, at[rid] + k, row + k) for k in range(count)]
             at[rid], row = at[rid] + count, row + 5
-        held.append(parcels.ship(rows, numbered(row, finals, dtype)))
+        held.append(pinned.ship(rows, numbered(row, finals, dtype)))
         version += draw.random() < 0.2
         at["a"] -= at["a"] * (draw.random() < 0.2)
     kind = "eagle3" if finals else "eagle"
@@ -132,17 +131,17 @@ def address() -> str:
 
 @pytest.mark.slow
 def test_what_is_taken_arrives(address: str) -> None:
-    parcels, inlet = Parcels(CPU, size=1 << 16), Inlet(address)
-    courier = Courier(parcels, lambda: Outlet(address), header)
+    pinned, inlet = PinnedMemory(CPU, size=1 << 16), Inlet(address)
+    sender = Sender(pinned, lambda: Outlet(address), header)
     tokens, sent = 0, 0
     for _ in range(100):  # until the two have met, and for a while after
-        if (parcel := parcels.ship([rows_of("a", sent, 3)], numbered(3))) is not None:
-            courier.take(parcel)
+        if (batch := pinned.ship([rows_of("a", sent, 3)], numbered(3))) is not None:
+            sender.take(batch)
             sent += 3
         inlet.wait(0.02)
         while frames := inlet.receive():
             tokens += FeatureBatch.decode(frames).header.tokens
-    courier.close()
+    sender.close()
     inlet.wait(1)
     while frames := inlet.receive():
         tokens += FeatureBatch.decode(frames).header.tokens
@@ -151,17 +150,17 @@ def test_what_is_taken_arrives(address: str) -> None:
 
 
 def test_without_a_trainer_the_block_is_freed_all_the_same(address: str) -> None:
-    parcels = Parcels(CPU, size=1024)
-    courier = Courier(parcels, lambda: Outlet(address), header)
-    while (parcel := parcels.ship([rows_of("a", 0, 3)], numbered(3))) is not None:
-        courier.take(parcel)
-    courier.close()
-    assert parcels.ship([rows_of("a", 0, 3)], numbered(3)) is not None
+    pinned = PinnedMemory(CPU, size=1024)
+    sender = Sender(pinned, lambda: Outlet(address), header)
+    while (batch := pinned.ship([rows_of("a", 0, 3)], numbered(3))) is not None:
+        sender.take(batch)
+    sender.close()
+    assert pinned.ship([rows_of("a", 0, 3)], numbered(3)) is not None
 
 
 def test_memory_is_taken_at_start_and_not_by_and_by() -> None:
     before = psutil.Process().memory_info().rss
-    held = Parcels(CPU, size=64 << 20)
+    held = PinnedMemory(CPU, size=64 << 20)
     grown = psutil.Process().memory_info().rss - before
     del held
     assert grown > 60 << 20

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tlt_server.errors import WireError
@@ -17,33 +17,28 @@ from tlt_server.wire.messages import (
     ModelIdentity,
 )
 from tlt_server.wire.sockets import Link
-from tlt_server.wire.update import CHUNK_BYTES, Outgoing, Tensor, safetensors_file
+from tlt_server.wire.update import Outgoing
 
 SILENCE = 10.0
 """Seconds without a word after which a server counts as gone; it says hello every second."""
-
 NOTICE_WITHIN = 0.02
 """Seconds until a quiet sender notices what another thread has asked of it."""
-
-
 MAX_SERVERS = 256
 """At once; a hello of one more is rejected."""
-
 MESSAGES_A_SECOND, MESSAGES_AT_ONCE = 64, 512
 """Of a server, but for chunks that it asks for: it says a few a second, and after a cut what it could not say."""
+CHUNK_BYTES = 2 << 20
+"""Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
 
 
 @dataclass
-class Server:
-    """What the sender knows of one: when it was heard, and the highest version that it received or refused.
+class _Server:
+    """heard: when. settled: the highest version that it received or refused. allowance: of messages, at `counted`."""
 
-    allowance: of messages, as of `counted`.
-    """
-
-    heard: float = 0.0
+    heard: float
+    counted: float
     settled: int = 0
     allowance: float = MESSAGES_AT_ONCE
-    counted: float = 0.0
 
     def may_speak(self, now: float) -> bool:
         """Counts a message."""
@@ -54,10 +49,9 @@ class Server:
 
 
 class Sender:
-    """Holds the latest drafter, offers it to every server, and sends the chunks that each one asks for.
+    """Holds the latest drafter, offers it to every server, and sends the chunks that each asks for.
 
-    All state of a transfer is the receiver's, so a sender that starts anew and publishes the same drafter goes on where
-    the old one was.
+    All state of a transfer is the receiver's: a sender that starts anew with the same drafter goes on where it was.
 
     Args:
         link: bound, reading `READS_TO_TRAINER`; `run` closes it.
@@ -67,7 +61,6 @@ class Sender:
 
     Attributes:
         dropped: messages that were neither heard nor answered with chunks. From any thread.
-        cut: connections until now. From any thread.
     """
 
     def __init__(
@@ -78,12 +71,9 @@ class Sender:
         clock: Callable[[], float] = time.monotonic,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._link = link
-        self._model = model
-        self._hear = hear
-        self._clock = clock
-        self._chunk_bytes = chunk_bytes
-        self._servers: dict[bytes, Server] = {}
+        self._link, self._model, self._hear = link, model, hear
+        self._clock, self._chunk_bytes = clock, chunk_bytes
+        self._servers: dict[bytes, _Server] = {}
         self._newest = 0
         self._pending: deque[tuple[bytes, int, int]] = deque(maxlen=1)  # written by one thread, taken by another
         self._update: Outgoing | None = None
@@ -92,26 +82,23 @@ class Sender:
 
     @property
     def cut(self) -> int:
+        """Connections until now. From any thread."""
         return self._link.cut
 
-    def publish(
-        self, version: int, trained_on: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-    ) -> None:
-        """Takes a copy of the tensors and returns; what was published before is sent no further.
-
-        From any thread, but one at a time.
+    def publish(self, version: int, trained_on: int, file: bytes) -> None:
+        """From any thread, but one at a time; what was published before is sent no further.
 
         Args:
             version: of the drafter, higher than any before.
             trained_on: the target version that it was trained on.
-            metadata: goes into the safetensors file.
+            file: safetensors.
 
         Raises:
-            WireError: the version is not higher, or a tensor is not one.
+            WireError: the version is not higher.
         """
         if version <= self._newest:
             raise WireError(f"drafter version {version} is not higher than {self._newest}, the last one: raise it")
-        self._pending.append((safetensors_file(tensors, metadata or {}), version, trained_on))
+        self._pending.append((file, version, trained_on))
         self._newest = version
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
@@ -142,35 +129,33 @@ class Sender:
 
     def _handle(self, peer: bytes, message: Message) -> None:
         server = self._servers.get(peer)
-        if isinstance(message, ChunksWanted):
-            if server is not None:
-                self._send_chunks(peer, message)
+        if server is not None and isinstance(message, ChunksWanted):
+            self._send_chunks(peer, message)
         elif server is not None and not server.may_speak(self._clock()):
             self._link.reject(peer, f"more than {MESSAGES_A_SECOND} messages a second")
-        elif isinstance(message, Hello) and (fault := self._fault(peer, message)):
-            self._link.reject(peer, fault)
-        else:
-            self._hear_server(peer, message)
+        elif isinstance(message, Hello):
+            self._greet(peer, message)
+        elif server is not None:  # else it was turned away, or is about to say hello
+            if isinstance(message, DrafterReceived | DrafterRefused):
+                server.settled = max(server.settled, message.version)
+            self._serve(peer, message)
 
-    def _fault(self, peer: bytes, hello: Hello) -> str:
-        """Why a server is turned away; empty where it is not."""
+    def _greet(self, peer: bytes, hello: Hello) -> None:
+        name = peer.decode(errors="replace").rpartition("/")[0]
         if hello.model != self._model:
-            return f"this trainer's drafters are for {self._model}, not for {hello.model}"
-        if not hello.server.isprintable() or peer.decode(errors="replace").rpartition("/")[0] != hello.server:
-            return f"server {hello.server!r} speaks as {peer!r}: its name and a token are wanted"
-        if peer not in self._servers and len(self._servers) >= MAX_SERVERS:
-            return f"this trainer has {MAX_SERVERS} servers, and takes no more"
-        return ""
-
-    def _hear_server(self, peer: bytes, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._servers.setdefault(peer, Server(counted=self._clock())).heard = self._clock()
+            self._link.reject(peer, f"this trainer's drafters are for {self._model}, not for {hello.model}")
+        elif not hello.server.isprintable() or name != hello.server:
+            self._link.reject(peer, f"server {hello.server!r} speaks as {peer!r}: its name and a token are wanted")
+        elif peer not in self._servers and len(self._servers) >= MAX_SERVERS:
+            self._link.reject(peer, f"this trainer has {MAX_SERVERS} servers, and takes no more")
+        else:
+            now = self._clock()
+            self._servers.setdefault(peer, _Server(now, now)).heard = now
             self._link.send(Heartbeat(newest_drafter=self._newest), to=peer)
             self._offer(peer)
-        if peer not in self._servers:
-            return  # turned away, or about to say hello
-        if isinstance(message, DrafterReceived | DrafterRefused):
-            self._servers[peer].settled = max(self._servers[peer].settled, message.version)
+            self._serve(peer, hello)
+
+    def _serve(self, peer: bytes, message: Message) -> None:
         self._served += 1
         self._hear(peer.decode(errors="replace"), message)
 
