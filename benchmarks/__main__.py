@@ -5,14 +5,17 @@ import sys
 from collections.abc import Sequence
 from itertools import groupby
 
-from benchmarks.lib.catalogue import commands
+from benchmarks.lib.project.ages import ages
+from benchmarks.lib.project.catalogue import commands
 
 
 def listing() -> str:
-    """A line for each command, room by room."""
+    """A line for each command, room by room; then the results that have to be measured again."""
     lines = []
     for room, found in groupby(commands().values(), key=lambda command: command.room):
         lines += [f"{room}:", *(f"  {command.name:14} {command.summary}" for command in found)]
+    lines += ["", "results that are older than what they measure:"]
+    lines += [f"  {name:22} {age}" for name, age in ages().items() if age]
     return "\n".join(lines)
 
 

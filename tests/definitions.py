@@ -1,16 +1,17 @@
-"""Which figures benchmarks/README.md defines: those of kept results have to be, and those that commands make."""
+"""Which figures docs/results define: those of kept results have to be, and those that commands make."""
 
 import re
 from collections.abc import Iterable
 
 from benchmarks.lib.tables import RESULTS
 
-README = RESULTS.parent / "README.md"
+PAGES = sorted((RESULTS.parents[1] / "docs/results").glob("*.md"))
 PLACEHOLDERS = {
     **dict.fromkeys(("ARM", "DTYPE", "X"), "[a-z0-9]+"),
     "RIVAL": "adaptive|best_arm|elastic|table|paper",
     **dict.fromkeys(("D", "N"), r"\d+"),
     "CHOICE": r"off|(chain|tree)(_\d+)+",
+    **dict.fromkeys(("FROM", "TO"), "[a-z_]+"),
     "OLD": "good|random",
     "WHERE": "running|prefix",
     "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
@@ -28,8 +29,8 @@ PLACEHOLDERS = {
 
 
 def undefined(figures: Iterable[str]) -> list[str]:
-    """Those that benchmarks/README.md does not define."""
-    definitions = re.findall(r"`([a-zA-Z0-9_]+)`", README.read_text())
+    """Those that docs/results do not define."""
+    definitions = re.findall(r"`([a-zA-Z0-9_]+)`", "".join(page.read_text() for page in PAGES))
     patterns = [re.sub("[A-Z]+", _placeholder, each) for each in definitions]
     return [name for name in figures if not any(re.fullmatch(pattern, name) for pattern in patterns)]
 

@@ -85,6 +85,7 @@ def test_a_cpu_gets_its_flags_and_the_users_win(flag: str) -> None:
     assert flag not in compose(ServerConfig(), [], gpu=True)
 
 
+@pytest.mark.slow
 def test_a_drafter_whose_memory_is_released_is_kept(tmp_path: Path) -> None:
     """Wherever the flag stands."""
     file = tmp_path / "settings.yaml"

@@ -12,6 +12,7 @@ from tlt_server import results
 from tlt_server.errors import ConfigError
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.text("abc_"), st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False))
 )

@@ -1,4 +1,4 @@
-"""The support matrix: every row is walked, by SGLang's own parser, and the README prints it."""
+"""The support matrix: every row is walked, by SGLang's own parser, and docs/support.md prints it."""
 
 import re
 from argparse import ArgumentParser

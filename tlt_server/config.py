@@ -9,12 +9,14 @@ import os
 import socket
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
 from tlt_server.errors import ConfigError
 
+T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
 AUTO = "auto"
 """In place of a drafter: make one that has learnt nothing yet. In place of arms: find them."""
@@ -60,11 +62,7 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """An arm from `num_steps,topk,num_draft_tokens`.
-
-        Raises:
-            ConfigError: not three whole numbers, or not an arm.
-        """
+        """An arm from `num_steps,topk,num_draft_tokens`. ConfigError: not three whole numbers, or not an arm."""
         try:
             numbers = [int(part) for part in text.split(",")]
         except ValueError:
@@ -120,11 +118,7 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def beside(control: str) -> str:
-    """Where a trainer listens for features that says only where it listens for all else.
-
-    Raises:
-        ConfigError: there is no port to count on from.
-    """
+    """Where a trainer with this control link listens for features by default. ConfigError: no port to count from."""
     if control.startswith("ipc://"):
         return f"{control}.features"
     place, _, port = control.rpartition(":")
@@ -217,7 +211,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def finds_arms(self) -> bool:
-        """Whether the server keeps of its arms those that can pay."""
+        """Whether it retains of its arms those that can pay."""
         return self.arms == AUTO
 
     @property
@@ -241,7 +235,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.trainer is not None and self.features.on
 
     def to_environment(self) -> None:
-        """Hands the config to every process that is started from here on, and wakes the seams in this one."""
+        """For every process that is started from here on; wakes the seams in this one."""
         os.environ[ENVIRONMENT_VARIABLE] = msgspec.json.encode(self).decode()
 
     @classmethod
@@ -251,26 +245,22 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def from_file(cls, path: str) -> Self:
-        """A config from a TOML file.
+        """From a TOML file. ConfigError: it is missing, not TOML, or holds an unknown or ill-typed key."""
+        return read_toml(Path(path), cls)
 
-        Raises:
-            ConfigError: the file is missing, not TOML, or holds an unknown or ill-typed key.
-        """
-        try:
-            with open(path, "rb") as file:
-                return msgspec.toml.decode(file.read(), type=cls)
-        except OSError as error:
-            raise ConfigError(f"config file {path}: {error.strerror}") from error
-        except (msgspec.DecodeError, ImportError) as error:
-            raise ConfigError(f"config file {path}: {error}") from error
+
+def read_toml(path: Path, kind: type[T]) -> T:
+    """A config file. ConfigError: it is missing, not TOML, or not of this kind."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"config file {path}: {error}") from error
 
 
 def arms_of(server_args: Any) -> tuple[Arm, ...]:
-    """The arms of a speculative server, in one of its processes.
-
-    Args:
-        server_args: upstream's. Where the user set them to something else than we did, that is the one arm.
-    """
+    """The arms of a speculative server, in one of its processes; the one of `server_args` where the user set others."""
     a = server_args
     own = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
     arms = ServerConfig.from_environment().to_try

@@ -18,14 +18,7 @@ MOST_JSON = 16 << 20
 
 @contextmanager
 def regular(path: Path, most: int | None = None) -> Iterator[tuple[io.FileIO, int]]:
-    """The file, unbuffered, and its size.
-
-    Args:
-        most: bytes that it may have.
-
-    Raises:
-        OSError: it cannot be opened, is not a regular file, or is larger.
-    """
+    """The file, unbuffered, and its size. OSError: it cannot be opened, is not regular, or is larger than `most`."""
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "a path with a NUL in it", str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -41,11 +34,7 @@ def regular(path: Path, most: int | None = None) -> Iterator[tuple[io.FileIO, in
 
 
 def fill(file: io.FileIO, memory: memoryview) -> None:
-    """Reads until the memory is full.
-
-    Raises:
-        OSError: the file ends before.
-    """
+    """Reads until the memory is full. OSError: the file ends before."""
     done = 0
     while done < len(memory):
         if not (count := file.readinto(memory[done:])):
@@ -54,11 +43,7 @@ def fill(file: io.FileIO, memory: memoryview) -> None:
 
 
 def read(path: Path, most: int = MOST_JSON) -> bytes:
-    """All of it.
-
-    Raises:
-        OSError: as `regular`, or it grew shorter meanwhile.
-    """
+    """All of it. OSError: as `regular`, or it grew shorter meanwhile."""
     with regular(path, most) as (file, size):
         content = bytearray(size)
         fill(file, memoryview(content))

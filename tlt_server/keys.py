@@ -45,11 +45,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def read(cls, api: Path | None, admin: Path | None) -> Self:
-        """From these files; where none is named, from the environment.
-
-        Raises:
-            ConfigError: both say one, or a file cannot be used.
-        """
+        """From these files, else from the environment. ConfigError: both say one, or a file cannot be used."""
         given = cls.from_environment()
         for path, key, name in ((api, given.api, API), (admin, given.admin, ADMIN)):
             if path and key:
@@ -68,11 +64,7 @@ def _shown(key: str | None) -> str | None:
 
 
 def read_private(path: Path) -> str:
-    """What one line of a file says that only its owner may read.
-
-    Raises:
-        ConfigError: others may, or it is not one line of text.
-    """
+    """The line of a file that only its owner may read. ConfigError: others may, or it is not one line of text."""
     require_private(path)
     try:
         with path.open("rb") as file:
@@ -85,11 +77,7 @@ def read_private(path: Path) -> str:
 
 
 def require_private(path: Path) -> None:
-    """That only its owner may read a file.
-
-    Raises:
-        ConfigError: others may, or it is no file.
-    """
+    """Raises ConfigError unless it is a file that only its owner may read."""
     try:
         found = path.stat()
     except OSError as error:
@@ -125,14 +113,8 @@ def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def hide(argv: Sequence[str]) -> None:
-    """Starts this process anew, with what is secret in its environment, where a command line that all users of this
-    machine can read has it; else does nothing.
-
-    argv: the interpreter's.
-
-    Raises:
-        ConfigError: the environment has another one.
-    """
+    """Starts this process anew, with the secrets of the interpreter's command line, which all users of this machine
+    can read, in its environment; if there are any. ConfigError: the environment has others."""
     kept, secrets = taken_out(argv)
     for name, value in secrets.items():
         if os.environ.get(name) not in (None, "", value):

@@ -52,11 +52,6 @@ QUIETLY = ["--uvicorn-access-log-exclude-prefixes", "/tlt/v1/events", "/v1/loads
 def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str]:
     """SGLang's argv: the user's flags unchanged, then ours for what they left open. `--drafter auto` makes one here.
 
-    Args:
-        config: our settings.
-        argv: the user's flags for SGLang.
-        gpu: whether the server will run on one.
-
     Raises:
         ConfigError: the drafter is not one that SGLang loads, or none can be made; or the CPU is asked for where a GPU
             is in sight.
@@ -127,11 +122,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> "ServerArgs":
-    """SGLang's settings from its argv.
-
-    Raises:
-        ConfigError: an unknown flag, a bad value, a model that cannot be found or read.
-    """
+    """SGLang's settings. ConfigError: an unknown flag, a bad value, a model that cannot be found or read."""
     from sglang.srt.server_args import ServerArgs, prepare_server_args
 
     parser = _Parser(prog="tlt-server serve", allow_abbrev=False, add_help=False)
@@ -175,11 +166,7 @@ def take_keys(server_args: "ServerArgs", keys: Keys, argv: Sequence[str]) -> Key
 def following(
     trainer: Trainer | None, server_args: "ServerArgs", keys: Keys | None = None
 ) -> AbstractContextManager[Any]:
-    """A context in which a server follows its drafter trainer, if it has one.
-
-    Raises:
-        ConfigError: the server cannot follow one, or not by these settings.
-    """
+    """A context in which a server follows its drafter trainer, if it has one. ConfigError: it cannot."""
     if trainer is None:
         return nullcontext()
     if server_args.speculative_algorithm is None:
@@ -188,9 +175,7 @@ def following(
         raise ConfigError("--trainer: drafters arrive on one machine, and this server has several. Drop one of the two")
     from transformers import PretrainedConfig
 
-    from tlt_server.link.keeper import Keeper
-    from tlt_server.link.process import run
-    from tlt_server.link.settings import settle
+    from tlt_server.link.process import kept, run, settle
 
     target, _ = PretrainedConfig.get_config_dict(server_args.model_path, revision=server_args.revision)
     settings = settle(
@@ -201,12 +186,11 @@ def following(
         ModelIdentity.of(target),
         Path(server_args.speculative_draft_model_path),
     )
-    return Keeper(run, settings)
+    return kept(run, settings)
 
 
 def keep_drafter(server_args: "ServerArgs") -> None:
-    """Lets the drafter come back as it was when memory that was released is resumed: a trainer sends the target again,
-    and the drafter nobody."""
+    """Lets the drafter come back as it was when released memory is resumed: nobody sends it again."""
     if server_args.enable_memory_saver:
         server_args.override("tlt-server", enable_draft_weights_cpu_backup=True)
 
@@ -219,13 +203,7 @@ def has_gpu() -> bool:
 
 
 def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *, insecure: bool = False) -> None:
-    """Runs the rollout server until it is stopped.
-
-    Args:
-        config: our settings.
-        argv: flags for SGLang.
-        keys: that clients must show.
-        insecure: others may get in.
+    """Runs the rollout server until it is stopped. keys: that clients must show. insecure: others may get in.
 
     Raises:
         ConfigError: settings, models or port that cannot be used.

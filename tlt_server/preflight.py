@@ -12,11 +12,7 @@ from tlt_server.errors import ConfigError
 
 
 def read_config(model: Path) -> Mapping[str, Any]:
-    """A local model folder's config.json.
-
-    Raises:
-        ConfigError: no such folder, no config.json in it, or not a JSON object.
-    """
+    """A local model folder's config.json. ConfigError: no such folder, none in it, or not a JSON object."""
     if not model.is_dir():
         raise ConfigError(f"model {model}: no such folder")
     path = model / "config.json"
@@ -34,14 +30,7 @@ def read_config(model: Path) -> Mapping[str, Any]:
 
 
 def drafter_algorithm(drafter: str) -> str:
-    """`EAGLE` or `EAGLE3`, by the architecture that a drafter's config.json names.
-
-    Args:
-        drafter: a folder, or a name on the hub.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a drafter.
-    """
+    """`EAGLE` or `EAGLE3`, by the architecture in the config.json of a folder or hub name. ConfigError: neither."""
     architecture = str((read_config(model_folder("drafter", drafter)).get("architectures") or ["none"])[0])
     if "eagle3" in architecture.lower():
         return "EAGLE3"
@@ -51,15 +40,7 @@ def drafter_algorithm(drafter: str) -> str:
 
 
 def model_folder(role: str, name: str) -> Path:
-    """The folder that a model's config.json lies in, downloaded if the model is on the hub.
-
-    Args:
-        role: what the model is to be, for the error.
-        name: a folder, or a name on the hub.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """The folder of a model's config.json, downloaded if `name` is the hub's. ConfigError, with `role`: neither."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import hf_hub_download
@@ -74,11 +55,7 @@ def model_folder(role: str, name: str) -> Path:
 
 
 def check_models(target: Path, drafter: Path) -> None:
-    """Checks that two local models are readable and fit each other; a hub name, which is no folder, passes.
-
-    Raises:
-        ConfigError: a damaged weight file, or a drafter made for another target.
-    """
+    """Raises ConfigError for a damaged weight file, or a drafter made for another target; hub names pass."""
     for model in (target, drafter):
         if model.is_dir():
             _check_weights(model)
@@ -110,11 +87,7 @@ def _check_weights(model: Path) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Checks that the server's port is free.
-
-    Raises:
-        ConfigError: it is in use, or not ours to take.
-    """
+    """Raises ConfigError for a port that is in use, or not ours to take."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,15 +106,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
-    """That nobody gets in who was not meant to, unless the user says that it does not matter.
+    """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it.
 
-    Args:
-        settings: SGLang's.
-        keyed: clients must show a key.
-        insecure: it does not matter.
-
-    Raises:
-        ConfigError: what is open to whom, and what closes it.
+    keyed: clients must show a key.
     """
     open_to = [] if insecure else [fault for fault, there in _openings(settings, keyed=keyed) if there]
     if open_to:
@@ -172,10 +139,6 @@ def _openings(settings: Any, *, keyed: bool) -> list[tuple[str, bool]]:
 
 
 def check_threads(threads: str) -> None:
-    """That OMP_NUM_THREADS is one number, which a CPU server gives each of its processes.
-
-    Raises:
-        ConfigError: it is not; OpenMP itself takes a list, one number for each level of nesting.
-    """
+    """Raises ConfigError unless OMP_NUM_THREADS is one number; OpenMP takes a list, one for each level of nesting."""
     if not threads.isdecimal() or int(threads) < 1:
         raise ConfigError(f"OMP_NUM_THREADS={threads}: give one number of threads, at least 1, or unset it for 1")

@@ -18,14 +18,8 @@ from tlt_server.errors import ServerFailed
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody has.
-
-    Where there is room, it lies below the range from which the kernel gives ports to connections: of that range,
-    another process could be given it in the seconds that a server takes until it binds.
-
-    Raises:
-        ServerFailed: a hundred ports, drawn at random, are all taken.
-    """
+    """A TCP port of loopback that nobody has; if there is room below the range that the kernel gives to connections,
+    any of which could be taken until a server binds. ServerFailed: a hundred are taken."""
     given = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first, last = map(int, given.read_text().split()) if given.exists() else (32768, 60999)  # Linux's default
     ports = range(10_000, first) or range(first, last + 1)
@@ -46,15 +40,10 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def running_server(arguments: Sequence[str], log: Path, *, start_timeout: float = 180) -> Iterator[str]:
-    """Runs `tlt-server serve ARGUMENTS` on a free port of loopback; yields its URL once it answers.
-
-    Args:
-        arguments: flags of `tlt-server serve`, without host and port.
-        log: where its output goes.
-        start_timeout: seconds until it must answer.
+    """Runs `tlt-server serve ARGUMENTS` on a free port of loopback, its output in `log`; yields its URL.
 
     Raises:
-        ServerFailed: it ended, or did not answer in time.
+        ServerFailed: it ended, or did not answer within `start_timeout` seconds.
     """
     with running_module(["tlt_server", "serve"], arguments, log, start_timeout=start_timeout) as server:
         yield server.url
@@ -69,12 +58,7 @@ def running_module(
     start_timeout: float,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Runs a Python module that serves SGLang's HTTP; as `running_server`.
-
-    Args:
-        module: its name, and what stands before its flags.
-        environment: variables beside this process's own.
-    """
+    """Runs a Python module that serves SGLang's HTTP, as `running_server`: its name, then words before flags."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [*module, "--host", "127.0.0.1", "--port", str(port), *arguments]
     with running(command, log, environment=environment) as server:
@@ -86,13 +70,9 @@ def running_module(
 def running(
     module: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a Python module, its output in `log`; what it started and left is ended with it.
+    """Runs a Python module with its flags, its output in `log`; what it started and left is ended with it.
 
     It has a process group of its own, so that Ctrl-C reaches it through this context alone.
-
-    Args:
-        module: its name, and its flags.
-        environment: variables beside this process's own.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -109,11 +89,7 @@ def running(
 
 
 def await_answer(process: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
-    """Returns once `url` answers.
-
-    Raises:
-        ServerFailed: the process ended, or did not answer within `timeout` seconds.
-    """
+    """Returns once `url` answers. ServerFailed: the process ended, or did not within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with httpx.Client(timeout=5) as client:  # one for all: making one takes longer than asking
         while time.monotonic() < deadline:

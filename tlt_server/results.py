@@ -26,7 +26,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     versions: of the packages that decide the figures; only those installed.
     revision: git's, with `+` where the tree had uncommitted changes; `unknown` outside a checkout and a copy of one.
     argv: the command.
-    figures: flat names to numbers; benchmarks/README.md defines each, with its unit.
+    figures: flat names to numbers; docs/results defines each, with its unit.
     """
 
     name: str
@@ -62,11 +62,7 @@ def write(result: Result, path: Path) -> None:
 
 
 def read(path: Path) -> Result:
-    """A result from its file.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not of this form.
-    """
+    """A result from its file. ConfigError: it cannot be read, or is not of this form."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except OSError as error:

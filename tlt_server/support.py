@@ -1,4 +1,4 @@
-"""What works together with speculation, in one table: read by the server at start, by a test, and by the README.
+"""What works together with speculation, in one table: read at start, by a test and by docs/support.md.
 
 Without speculation all is upstream's, and nothing is refused here. With it, what no test of ours exercises is refused:
 not tested is not "works".
@@ -15,7 +15,7 @@ Args = Any  # upstream's ServerArgs: this module imports nothing of SGLang's
 class Feature(NamedTuple):
     """A row of the matrix.
 
-    name: as the README prints it.
+    name: as docs/support.md prints it.
     flags: SGLang's flags that turn it on.
     used: whether a server's settings use it.
     refusal: why it is refused with speculation; None where it works.
@@ -150,7 +150,7 @@ def require_supported(args: Args) -> None:
 
 
 def as_markdown() -> str:
-    """The matrix as the README prints it."""
+    """The matrix as docs/support.md prints it."""
     rows = [
         f"| {f.name} | `{f.flags}` | {'works' if f.refusal is None else f'refused: {f.refusal}'} |" for f in FEATURES
     ]

@@ -19,7 +19,7 @@ machine=h200$([ "$gpus" -gt 1 ] && echo "x$gpus")
 case $what in
   swap) command=(swap --models "${MODELS:-/tmp/models/7b}") ;;
   publications) command=(publications) ;;
-  *) echo "gpu_reload: $what: swap or publications" >&2; exit 2 ;;
+  *) echo "reload.sh: $what: swap or publications" >&2; exit 2 ;;
 esac
 logs=$(mktemp -d)
 began=$SECONDS

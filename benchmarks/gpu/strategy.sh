@@ -48,6 +48,6 @@ for stage in "$@"; do
     drain) measure drain.h200 drain "${models[@]}" "${peer[@]}" ;;
     ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
     join) join ;;
-    *) echo "gpu_strategy: $stage: not a stage" >&2; exit 2 ;;
+    *) echo "strategy.sh: $stage: not a stage" >&2; exit 2 ;;
   esac
 done

@@ -1,7 +1,4 @@
-"""Kept results as Markdown: what README.md and benchmarks/README.md show of them.
-
-A cell that was not measured is empty. benchmarks/README.md says what each figure is.
-"""
+"""Kept results as Markdown; a cell that was not measured is empty. docs/results say what each figure is."""
 
 import re
 import shlex
@@ -117,17 +114,21 @@ def speedup(result: Result) -> str:
 
 
 def headline(result: Result) -> str:
-    """The best arm at each batch size, ours and SGLang's."""
+    """At each batch size the best arm that does not change, the bandit, and SGLang's adaptive mode."""
     figures = result.figures
     sides, loads = sides_and_loads(figures)
-    rows = []
-    for load in loads:
-        rows.append([str(numbers_in(load)[0]), *cells(figures, "tokens_per_s_plain", [load], ",.0f")])
-        for arms in (arms_of(sides), arms_of(sides, "upstream_")):
-            best = best_arm(figures, arms, load)
-            rows[-1] += [label(best), *cells(figures, f"speedup_{best}", [load])] if best else ["", ""]
-    header = ["batch", "plain, tokens/s", "best arm", "speed-up", "SGLang's best arm", "speed-up"]
-    return f"{caption(result)}\n\n{table(header, rows)}"
+    best = [best_arm(figures, arms_of(sides), load) for load in loads]
+    columns = [
+        [str(numbers_in(load)[0]) for load in loads],
+        cells(figures, "tokens_per_s_plain", loads, ",.0f"),
+        [label(arm) if arm else "" for arm in best],
+        [cells(figures, f"speedup_{arm}", [load])[0] for arm, load in zip(best, loads, strict=True)],
+        cells(figures, "speedup_bandit", loads),
+        cells(figures, "speedup_upstream_adaptive", loads),
+    ]
+    header = ["batch", "plain, tokens/s", "best arm", "speed-up", "bandit", "SGLang, adaptive"]
+    origin = f"{result.machine}; revision {result.revision[:9]}; {result.date[:10]}."
+    return f"{origin} {_spread(figures)}\n\n{table(header, list(zip(*columns, strict=True)))}"
 
 
 def accept_length(result: Result) -> str:

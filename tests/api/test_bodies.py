@@ -108,6 +108,7 @@ def test_a_port_may_be_a_text() -> None:
     assert misfit("/init_weights_update_group", json.dumps(group).encode()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_group_that_nobody_opened_is_not_joined() -> None:
     port = free_port()

@@ -15,9 +15,9 @@ IN_FORCE = TargetVersion(6, "step 6", partial=False)
         ({WEIGHT_VERSION: "step 6"}, None),
         ({TARGET_VERSION: "6"}, None),
         ({TARGET_VERSION: "06", WEIGHT_VERSION: "step 6"}, None),
-        ({WEIGHT_VERSION: "step 7"}, "weight_version 'step 7' is not in force: 'step 6' is, target_version 6"),
-        ({TARGET_VERSION: "5"}, "target_version 5 is not in force: 'step 6' is, target_version 6"),
-        ({TARGET_VERSION: "6", WEIGHT_VERSION: "step 7"}, "weight_version 'step 7' is not in force"),
+        ({WEIGHT_VERSION: "step 7"}, "weight_version 'step 7' is not active: 'step 6' is, target_version 6"),
+        ({TARGET_VERSION: "5"}, "target_version 5 is not active: 'step 6' is, target_version 6"),
+        ({TARGET_VERSION: "6", WEIGHT_VERSION: "step 7"}, "weight_version 'step 7' is not active"),
     ],
 )
 def test_what_is_in_force_is_what_is_needed(needs: dict[str, str], why: str | None) -> None:

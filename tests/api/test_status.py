@@ -27,7 +27,7 @@ def changed(**fields: object) -> Watch:
     [
         (None, "a target pass gave 3.40 tokens on average, over 100 passes"),
         (drafter(None), "a target pass gave 3.40 tokens on average, over 100 passes"),
-        (drafter(WATCH), "a target pass gives 3.40 tokens on average, 3.10 before; drafter 7, in force for 5 min"),
+        (drafter(WATCH), "a target pass gives 3.40 tokens on average, 3.10 before; drafter 7, active for 5 min"),
         (
             drafter(changed(state="watching", event="target")),
             "a target pass gives 3.40 tokens on average, 3.10 before; "
@@ -36,7 +36,7 @@ def changed(**fields: object) -> Watch:
         (
             drafter(changed(event="start", accept_length=1.1, before=None)),
             "a target pass gives 1.10 tokens on average; "
-            "drafter 7, in force since the start, for 5 min: it hardly helps; train it on this target",
+            "drafter 7, active since the start, for 5 min: it hardly helps; train it on this target",
         ),
         (
             drafter(changed(state="off", event="off", accept_length=None)),

@@ -21,6 +21,7 @@ from benchmarks.lib.adaptation.control import control
 from benchmarks.lib.adaptation.figures import ARMS, Run, figures
 from benchmarks.lib.adaptation.policy import Pupil
 from benchmarks.lib.adaptation.rl import OTHER_SIGNS, Plan
+from benchmarks.lib.training import bootstrap
 from tests.benchmarks.test_tables import rows
 from tests.test_results import undefined
 from tlt_server import results
@@ -28,6 +29,11 @@ from tlt_server.demo.task import grade, problems, sample_texts, solve
 from tlt_server.errors import ConfigError
 from tlt_server.results import Result
 from tlt_server.trainer.publish.folder import load_drafter
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
 
 
 def step(number: int, accept_length: float | None, reward: float = 0.5, **fields: Any) -> Step:
@@ -93,6 +99,7 @@ def test_the_lesson_follows_the_change() -> None:
     assert (lesson.first, lesson.last) == (8, 10)
 
 
+@pytest.mark.slow
 def test_figures_are_of_the_windows_they_name() -> None:
     found = figures(four(), switch=20)
     assert found["rl_steps"] == 40
@@ -107,6 +114,7 @@ def test_figures_are_of_the_windows_they_name() -> None:
     assert found["reward_gap"] == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_an_interval_holds_its_figure_and_grows_with_the_spread_of_runs() -> None:
     draw = np.random.default_rng(1)
 
@@ -120,6 +128,7 @@ def test_an_interval_holds_its_figure_and_grows_with_the_spread_of_runs() -> Non
     assert 0 < width(0.01) < width(0.3)
 
 
+@pytest.mark.slow
 def test_a_gap_is_of_those_that_speculate_less_the_one_that_does_not() -> None:
     runs = four() | {"off": {seed: run_of([None] * 40, accuracy=0.3, reward=0.25) for seed in range(3)}}
     found = figures(runs, switch=20)
@@ -128,12 +137,14 @@ def test_a_gap_is_of_those_that_speculate_less_the_one_that_does_not() -> None:
     assert found["accuracy_gap_low"] < 0.2 < found["accuracy_gap_high"]
 
 
+@pytest.mark.slow
 def test_arms_that_are_not_there_give_no_gain() -> None:
     runs = four()
     del runs["control"]
     assert "accept_length_gain" not in figures(runs, switch=20)
 
 
+@pytest.mark.slow
 def test_seeds_that_not_every_arm_has_do_not_count_for_the_gain() -> None:
     runs = four()
     runs["adapting"][7] = run_of([9.0] * 40)
@@ -186,6 +197,7 @@ def test_the_control_waits_for_the_adapting_run(tmp_path: Path) -> None:
         Place(tmp_path, Plan()).run("control", 0)
 
 
+@pytest.mark.slow
 def test_a_report_runs_nothing_and_keeps_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = Place(tmp_path / "runs", Plan())
     for arm, runs in four().items():
@@ -219,6 +231,7 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "holds no run that is over" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_control_has_learnt_and_is_a_drafter(tmp_path: Path) -> None:
     control(tmp_path / "drafter", steps=2, seed=0, rollouts=4, max_new_tokens=24)
     trained, start = (

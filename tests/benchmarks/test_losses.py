@@ -11,6 +11,7 @@ from tlt_server import results
 NAMES = {f"{loss}_{token}" for loss in bench_losses.KINDS for token in bench_losses.TOKEN_LOSSES}
 
 
+@pytest.mark.slow
 def test_every_loss_makes_a_drafter_of_its_own() -> None:
     found = measured(SMOKE, [0])
     assert set(found) == NAMES

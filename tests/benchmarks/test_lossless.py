@@ -61,6 +61,7 @@ def test_a_case_filters_as_the_server_does(case: Case) -> None:
     torch.testing.assert_close(case._filtered(probs.double()).float(), filter_probs(probs, *filters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_right_samples_pass(case: Case) -> None:
     laws = {length: law(case, (7,), logits_of, length, 5 / SAMPLES) for length in (2, 4)}

@@ -67,6 +67,7 @@ def test_offline_may_learn_longer(plan: Plan) -> None:
     assert plan.offline_passes >= 2 * plan.passes
 
 
+@pytest.mark.slow
 def test_the_best_drafter_on_the_way_is_kept(reference: Reference, tmp_path: Path) -> None:
     settings = config(SMOKE, 0, tmp_path / "offline")
     best = learn(settings, sampled(reference, 40), 25 * SMOKE.entries, tmp_path / "best")

@@ -20,13 +20,13 @@ from benchmarks.lib import divergences
 from benchmarks.lib.command import main
 from benchmarks.lib.reload import pushing, shown, streams
 from benchmarks.lib.reload.leaks import held, leak_figures
-from benchmarks.lib.reload.pushing import _read
 from benchmarks.lib.reload.steps import Span
 from benchmarks.lib.reload.streams import Round, Streams, Verdict, beside, judged
 from benchmarks.lib.reload.weights import noisy, shuffled, tensors_of
 from benchmarks.lib.servers import Server
 from benchmarks.lib.sides import Side, Site
 from tests.benchmarks.test_tables import rows
+from tests.wire.children import receive
 from tests.wire.ends import HELLO
 from tlt_server import results
 from tlt_server.config import Arm
@@ -34,9 +34,7 @@ from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.decode.steplog import StepLog
 from tlt_server.results import Figures, Result
-from tlt_server.wire.messages import READS_FROM_RECEIVER, DrafterReady, Message, decode
-from tlt_server.wire.receiver import receive
-from tlt_server.wire.update import safetensors_file
+from tlt_server.wire.server import DrafterReady, Told
 
 TARGET, DRAFTER = default_paths()
 SPAWN = multiprocessing.get_context("spawn")
@@ -57,14 +55,6 @@ def test_noise_leaves_zeros_and_vectors_alone(tmp_path: Path) -> None:
     assert (moved["weight"][:4] != weight[:4]).float().mean() > 0.5
     assert torch.equal(moved["norm"], torch.ones(8))
     assert not torch.equal(tensors_of(shuffled(tmp_path / "start", tmp_path / "random", 2))["weight"][4:], weight[4:])
-
-
-def test_a_drafter_is_sent_as_it_lies_in_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "again.safetensors"
-    path.write_bytes(safetensors_file(_read(DRAFTER), {}))
-    again, start = load_file(path), load_file(DRAFTER / "model.safetensors")
-    assert again.keys() == start.keys()
-    assert all(torch.equal(again[name], start[name]) for name in start)
 
 
 def test_both_kinds_of_drafter_can_be_served() -> None:
@@ -205,6 +195,7 @@ def test_bad_input_is_said_at_once(
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a server's receiver; the first byte is timed there, and the process ends with its `with`."""
     monkeypatch.setattr(pushing, "_swapped", lambda events, version, sent: (version, sent))
@@ -221,18 +212,17 @@ def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatc
 
 
 @contextmanager
-def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Message]], Any]]:
+def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Told]], Any]]:
     """A server's receiver; gives what hears a message of a kind from it."""
     ours, theirs = SPAWN.Pipe()
     hello = msgspec.structs.replace(HELLO, model=push._model)
     receiver = SPAWN.Process(target=receive, args=(push.flags[1], theirs, hello, folder))
     receiver.start()
 
-    def heard(kind: type[Message]) -> Any:
+    def heard(kind: type[Told]) -> Any:
         while ours.poll(30):
-            message, _ = decode([ours.recv_bytes()], READS_FROM_RECEIVER)
-            if isinstance(message, kind):
-                return message
+            if isinstance(told := ours.recv(), kind):
+                return told
         raise AssertionError(f"no {kind}")
 
     try:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.lib.safety.prefixes import measure
 
 
+@pytest.mark.server
 def test_no_request_reads_prefixes_of_weights_that_are_gone(tmp_path: Path) -> None:
     assert measure(4, 3, tmp_path) == {"prefix_publications": 4, "stale_prefixes": 0}

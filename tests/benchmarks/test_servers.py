@@ -4,11 +4,14 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from benchmarks.lib.servers import Request, Server
 
 QUESTION: Request = ((1,), {})
 
 
+@pytest.mark.slow
 def test_a_connection_that_the_server_may_be_closing_is_not_used_again() -> None:
     """Idle for 3 s of the 5 after which servers close; before, a request in 700 failed where batches took 5 s."""
     callers = []

@@ -17,14 +17,18 @@ from benchmarks.models import shapes
 from benchmarks.models.padding import Padding
 from benchmarks.models.shapes import SHAPES, Built, Shape, build
 from tlt_server.demo import default_paths, eagle3_path
-from tlt_server.demo.checkpoint import load_drafter, load_target
+from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
 from tlt_server.demo.training import model
-from tlt_server.demo.training.corpus import Batch, collate, worked_solutions
-from tlt_server.demo.training.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
+from tlt_server.demo.training.corpus import Batch, Sequence, collate, worked_solutions
 from tlt_server.demo.training.model import Target
+from tlt_server.demo.training.sampling import with_states
 from tlt_server.errors import ConfigError
+from tlt_server.trainer.learn.chains import Frozen, draft
+from tlt_server.trainer.learn.network import Network
+from tlt_server.trainer.learn.packing import join
+from tlt_server.trainer.publish.folder import load_drafter
 
 TINY = {
     "same heads": Shape(bias=False, vocab=512, hidden=320, layers=6, heads=8, kv_heads=2, mlp=800, context=2_048),
@@ -48,11 +52,15 @@ def small() -> Target:
 
 
 @pytest.fixture(scope="module")
-def texts(small: Target) -> Batch:
+def solutions() -> list[Sequence]:
     """Three solved problems of 200 tokens or more."""
     tokenizer = Tokenizer.from_file(str(default_paths()[0] / "tokenizer.json"))
-    solutions = [each for each in worked_solutions(100, 5, tokenizer, 1) if 200 <= len(each.tokens) < 256]
-    return collate(solutions[:3], torch.device("cpu"))
+    return [each for each in worked_solutions(100, 5, tokenizer, 1) if 200 <= len(each.tokens) < 256][:3]
+
+
+@pytest.fixture(scope="module")
+def texts(solutions: list[Sequence]) -> Batch:
+    return collate(solutions, torch.device("cpu"))
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -67,6 +75,7 @@ def sizes(folder: Path, shape: Shape) -> model.Shape:
     return replace(shape, eps=json.loads((folder / "config.json").read_text())["rms_norm_eps"])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_it_answers_as_the_embedded_target_does(made: tuple[Shape, Built]) -> None:
     ours, theirs = (Reference(path) for path in (made[1].target, default_paths()[0]))
@@ -78,6 +87,7 @@ def test_it_answers_as_the_embedded_target_does(made: tuple[Shape, Built]) -> No
         assert len(said[0][0]) > 64
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_its_logits_are_the_embedded_targets(made: tuple[Shape, Built], small: Target, texts: Batch) -> None:
     logits = Reference(made[1].target).model(texts.tokens).logits[texts.tokens != 0]
@@ -87,34 +97,28 @@ def test_its_logits_are_the_embedded_targets(made: tuple[Shape, Built], small: T
     assert logits[:, small.shape.vocab :].max() < -50
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("kind", [EagleDrafter, Eagle3Drafter])
+@pytest.mark.parametrize("kind", ["drafter", "drafter_eagle3"])
 def test_its_drafters_draft_as_the_embedded_ones_do(
-    made: tuple[Shape, Built], small: Target, texts: Batch, kind: type[Drafter]
+    made: tuple[Shape, Built], small: Target, solutions: list[Sequence], kind: str
 ) -> None:
     shape, built = made
-    folder = built.drafter if kind is EagleDrafter else built.drafter_eagle3
-    target, drafter = Target(sizes(built.target, shape)), kind(sizes(folder, shape))
+    target, drafter = Target(sizes(built.target, shape)), load_drafter(getattr(built, kind)).network
     target.load_state_dict(weights_of(built.target))
-    drafter.load_state_dict(weights_of(folder))
-    if isinstance(drafter, Eagle3Drafter):
-        read = json.loads((folder / "config.json").read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-        drafter.aux_layers = tuple(read)
-    embedded = load_drafter(default_paths()[1] if kind is EagleDrafter else eagle3_path())
-    chains = zip(drafts(target, drafter, texts), drafts(small, embedded, texts), strict=True)
-    for depth, (logits, wanted) in enumerate(chains):
-        meant = texts.tokens[:, 1:] != 0
-        meant[:, :depth] = False
-        assert torch.equal(logits[meant].argmax(-1), wanted[meant].argmax(-1))
-        torch.testing.assert_close(logits[meant][:, : small.shape.vocab], wanted[meant], atol=TOLERANCE, rtol=0)
-        assert logits[meant][:, small.shape.vocab :].max() < -50
+    embedded = load_drafter(default_paths()[1] if kind == "drafter" else eagle3_path()).network
+    chains = zip(drafts(target, drafter, solutions), drafts(small, embedded, solutions), strict=True)
+    for logits, wanted in chains:
+        assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
+        torch.testing.assert_close(logits[:, : small.shape.vocab], wanted, atol=TOLERANCE, rtol=0)
+        assert logits[:, small.shape.vocab :].max() < -50
 
 
-def drafts(target: Target, drafter: Drafter, texts: Batch) -> Iterator[Tensor]:
-    """Logits of chains of three drafts from every index."""
-    hidden, outputs = target(texts.tokens, target.shape.rope(torch.arange(texts.tokens.shape[1])))
-    for state in draft_chains(target, drafter, texts.tokens, drafter.features(hidden, outputs), 3):
-        yield target.lm_head(state)
+def drafts(target: Target, drafter: Network, solutions: list[Sequence]) -> Iterator[Tensor]:
+    """Logits of chains of three drafts, from every token that one can begin at."""
+    packed = join(with_states(target, drafter.aux_layers, solutions))
+    for step in draft(drafter, Frozen(target.model.embed_tokens.weight, target.lm_head.weight), packed, 3):
+        yield target.lm_head(step.reads[step.counts])
 
 
 @st.composite

@@ -32,6 +32,7 @@ def job(budget: int = 256) -> Job:
     return Job(config_of("embedded") | SIZES, budget, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=20), budget=st.integers(8, 64))
 def test_batches_hold_every_entry_once_within_the_budget(way: str, sizes: list[int], budget: int) -> None:
@@ -99,6 +100,7 @@ def test_kept_lengths_are_of_the_task_and_have_its_long_tail() -> None:
     assert ordered[len(ordered) * 9 // 10] > 2 * ordered[len(ordered) // 2]
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_shown() -> None:
     figures = bench_trainer.measured(job(), bench_trainer.Size(rollouts=8, rounds=2, times=2))
     assert figures["rollouts"] == 8

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tlt_server.demo import default_paths, eagle3_path
-from tlt_server.demo.checkpoint import load_drafter, load_target
+from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.task import problems
 from tlt_server.demo.training.evaluate import evaluate
+from tlt_server.trainer.publish.folder import load_drafter
 
 TARGET, DRAFTER = default_paths()
 EAGLE3 = eagle3_path()
@@ -51,7 +52,7 @@ def test_tokenizer_keeps_any_text_and_chat_is_the_task_prompt() -> None:
 def test_figures_hold_on_a_small_sample() -> None:
     torch.set_num_threads(1)
     target, tokenizer = load_target(TARGET), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    drafters = {"eagle": load_drafter(DRAFTER), "eagle3": load_drafter(EAGLE3)}
+    drafters = {"eagle": load_drafter(DRAFTER).network, "eagle3": load_drafter(EAGLE3).network}
     figures = evaluate(target, drafters, tokenizer, count=24)
     # a mean over some 1000 passes; the README has the figures of 4096 rollouts
     assert figures["accept_length_eagle"] > 3.3

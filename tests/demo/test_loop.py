@@ -10,10 +10,9 @@ from tlt_client.schemas import AcceptLength, Arm, Counters, Models
 from tlt_grpo.log import Step
 
 from tests.demo.test_run import FIGURES as FIRST_PART
-from tlt_server.demo.live import Now, View, rows_of, summary, table
+from tlt_server.demo.live import Now, View, draw, rows_of, summary, table
 from tlt_server.demo.loop import count, faults
 from tlt_server.demo.parts import as_text
-from tlt_server.demo.plot import draw
 from tlt_server.results import Figures
 
 

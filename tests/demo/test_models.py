@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tlt_server.demo.checkpoint import load_drafter, load_target, save_drafter, save_target
+from tlt_server.demo.checkpoint import load_target, save_target
 from tlt_server.demo.tokens import END_ID
-from tlt_server.demo.training.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
 from tlt_server.demo.training.evaluate import walk
 from tlt_server.demo.training.model import Shape, Target
 from tlt_server.demo.training.sampling import Cache, sample
@@ -64,44 +63,6 @@ def test_samples_follow_the_target(target: Target) -> None:
         assert np.abs(seen - wanted).sum() / 2 < np.sqrt(SHAPE.vocab / len(mine))
     assert all(len(s.tokens) == 10 or s.tokens[-1] == END_ID for s in drawn)
     assert all(END_ID not in s.tokens[:-1] for s in drawn)
-
-
-def _chain_step_by_step(target: Target, drafter: Drafter, tokens: Tensor, start: int, steps: int) -> list[Tensor]:
-    """One chain from index `start`, each step attending to the keys before it as a server's cache holds them."""
-    hidden, outputs = target(tokens, SHAPE.rope(torch.arange(tokens.shape[1])))
-    state = drafter.features(hidden, outputs)[:, : start + 1]
-    embeds = target.model.embed_tokens(tokens[:, 1:])
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        kept.append((key, value))
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(*kept, strict=True))
-        mask = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - query.shape[2])
-        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-
-    heads, first = [], 0
-    for last in range(start, start + steps):
-        at = torch.arange(first, last + 1)
-        head, state = drafter.step(embeds[:, at], state, SHAPE.rope(at), attend)
-        heads.append(head[:, -1])
-        state, first = state[:, -1:], last + 1
-    return heads
-
-
-@pytest.mark.parametrize("kind", [EagleDrafter, Eagle3Drafter])
-def test_chains_drafted_at_once_equal_chains_drafted_alone(
-    kind: type[Drafter], target: Target, tokens: Tensor, tmp_path: Path
-) -> None:
-    torch.manual_seed(2)
-    save_drafter(kind(SHAPE), SHAPE, tmp_path)
-    drafter = load_drafter(tmp_path)
-    drafter.requires_grad_(False)
-    assert isinstance(drafter, kind)
-    hidden, outputs = target(tokens, SHAPE.rope(torch.arange(12)))
-    at_once = draft_chains(target, drafter, tokens, drafter.features(hidden, outputs), steps=3)
-    for start in (0, 4, 8):
-        for step, head in enumerate(_chain_step_by_step(target, drafter, tokens, start, 3)):
-            torch.testing.assert_close(at_once[step][:, start + step], head, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

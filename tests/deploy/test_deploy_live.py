@@ -87,6 +87,7 @@ def ask(prometheus: httpx.Client) -> Query:
     return query
 
 
+@pytest.mark.slow
 def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
     groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
     found = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}

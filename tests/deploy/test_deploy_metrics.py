@@ -28,9 +28,7 @@ def sample_names(kind: str, name: str) -> set[str]:
 
 def ours() -> set[str]:
     named = {each for each in vars(metrics).values() if isinstance(each, metrics.Named)}
-    counters = {name for each in named - {metrics.ACCEPT_LENGTH} for name in (each.name, each.alias) if name}
-    found = sample_names("Histogram", metrics.ACCEPT_LENGTH.name)
-    return found.union(*(sample_names("Counter", name) for name in counters))
+    return {name for each in named for of in (each.name, each.alias) if of for name in sample_names(each.kind, of)}
 
 
 @pytest.fixture(scope="module")

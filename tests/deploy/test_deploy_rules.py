@@ -33,6 +33,7 @@ def test_an_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [

@@ -19,7 +19,7 @@ from tests.drafter.conftest import write_config
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.drafter.folder import DraftVocabulary, cached, create
-from tlt_server.drafter.initial import most_frequent, read_counts, vocabulary_of
+from tlt_server.drafter.layout import most_frequent, read_counts, vocabulary_of
 from tlt_server.errors import ConfigError
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.fork.toy import Toy
 from tlt_server.fork.build import Built, build_fork
-from tlt_server.fork.host import this_python
-from tlt_server.fork.pristine import SGLANG, fetch
+from tlt_server.fork.pristine import SGLANG, fetch, this_python
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ import pytest
 
 from tlt_server.fork.build import Built
 
+pytestmark = pytest.mark.slow  # most build or install a fork
+
 # Stands where tlt_server.seams does, and tells what was loaded when it was called.
 SEAMS = (
     "import sys\ndef install():\n    print('installed after', [m for m in sys.modules if m.startswith('sglang.')])\n"

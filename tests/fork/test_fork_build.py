@@ -24,9 +24,11 @@ from packaging.version import Version
 
 from tests.fork.toy import PATCHES, Toy
 from tlt_server.fork.build import Built, build_fork, notice
-from tlt_server.fork.header import mark
 from tlt_server.fork.metadata import CORE, fork_version
+from tlt_server.fork.patching import mark
 from tlt_server.fork.series import Patch, Series, load_images, load_series
+
+pytestmark = pytest.mark.slow  # most build or install a fork
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -139,7 +141,6 @@ def test_the_core_asks_for_what_upstream_asks_where_it_does(
         assert line == ("torch>=2.11" if name == "torch" else theirs.get(name, name))
 
 
-@pytest.mark.slow
 def test_the_same_inputs_give_the_same_bytes(fork: Built, pristine: Path, tmp_path: Path) -> None:
     again = build_fork(tmp_path / "deep" / "er", wheel=pristine)
     assert again.fresh

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fork.toy import ALPHA, Toy, diff
 from tlt_server.errors import ForkError, PatchError
-from tlt_server.fork.host import Host, require_host, require_python
-from tlt_server.fork.pristine import Release
+from tlt_server.fork.pristine import Host, Release, require_host, require_python
 from tlt_server.fork.refresh import refresh
 
 

@@ -19,14 +19,15 @@ from packaging.requirements import Requirement
 
 from tlt_server.errors import ForkError
 from tlt_server.fork.build import Built
-from tlt_server.fork.environment import Environment
+from tlt_server.fork.environment import Environment, find_uv, has_pip, install_command
 from tlt_server.fork.install import install, install_fork
-from tlt_server.fork.installers import find_uv, has_pip, install_command
 from tlt_server.fork.metadata import CORE, fork_version
 from tlt_server.fork.pristine import SGLANG, fetch
 from tlt_server.fork.series import load_images, load_series
 from tlt_server.fork.status import Verdict, check
 from tlt_server.fork.wheelfile import Entry, write_wheel
+
+pytestmark = pytest.mark.slow  # most build or install a fork
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRON = dict(os.environ)
@@ -115,7 +116,6 @@ def uv(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", f"{kept / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
-@pytest.mark.slow
 def test_a_life_with_pip(with_pip: Bare, fork: Built, slim: Path, tmp_path: Path) -> None:
     verdict, message = with_pip.verdict(tmp_path)
     assert (verdict, message.endswith(": run `tlt-server fork install`")) == ("MISSING", True)
@@ -135,7 +135,6 @@ def test_a_life_with_pip(with_pip: Bare, fork: Built, slim: Path, tmp_path: Path
     assert (verdict, str(other) in message) == ("SHADOWED", True)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("uv")
 def test_a_life_with_uv(slim: Path, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -208,7 +207,6 @@ def test_metadata_alone_decides_what_it_can(tmp_path: Path, version: str, verdic
     assert status.message.endswith("run `tlt-server fork install`")
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_touched(
     with_pip: Bare, fork: Built, pristine: Path, tmp_path: Path
 ) -> None:
@@ -249,7 +247,6 @@ def test_an_environment_with_neither_installer_is_refused(tmp_path: Path, monkey
         find_uv(tmp_path / "python")
 
 
-@pytest.mark.slow
 def test_the_pristine_wheel_is_downloaded(
     fork: Built, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tlt_server.fork.build import Built, build_fork
-from tlt_server.fork.host import this_python
-from tlt_server.fork.pristine import Release
+from tlt_server.fork.pristine import Release, this_python
 from tlt_server.fork.refresh import refresh
 from tlt_server.fork.series import sha256
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.wire.ends import MODEL
-from tlt_server.link.keeper import Keeper
-from tlt_server.link.process import run
-from tlt_server.link.settings import LinkSettings
+from tlt_server.link.process import LinkSettings, kept, run
 
 MARK = "TLT_TEST_LINK"
 """An environment variable that a server's processes inherit, the link among them, though it is no child of theirs."""
@@ -44,7 +42,7 @@ def idle(folder: Path) -> LinkSettings:
 
 def server_process(folder: Path) -> None:
     """A server that has a link, and serves nothing."""
-    with Keeper(run, idle(folder)):
+    with kept(run, idle(folder)):
         time.sleep(60)
 
 

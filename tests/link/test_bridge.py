@@ -3,10 +3,8 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -14,20 +12,10 @@ from tlt_client import AsyncClient, Retry
 
 from tests.wire.ends import HELLO
 from tlt_server.link.bridge import Bridge, Greeting
-from tlt_server.wire.messages import (
-    READS_NOTICES,
-    DrafterReady,
-    DrafterRefused,
-    DrafterSwapped,
-    Load,
-    Message,
-    TargetPublished,
-    TargetShared,
-    TrainerLink,
-    decode,
-    encode,
-)
+from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Load, Notice, TargetPublished, TargetShared
+from tlt_server.wire.server import DrafterReady, Told, TrainerLink
 
+T = TypeVar("T")
 LIVE = {
     "live": {"version": 1, "path": "/d/1", "trained_on": 0, "sha256": "ab"},
     "previous": None,
@@ -72,22 +60,20 @@ class Routes:
 
 
 class Receiver:
-    """The receiver's end of the pipe."""
+    """What the bridge tells a receiver, and is told by it."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self.heard: list[Message] = []
+    def __init__(self) -> None:
+        self.bridge: Bridge
+        self.heard: list[Notice] = []
 
-    def say(self, *messages: Message) -> None:
-        for message in messages:
-            self._pipe.send_bytes(encode(message))
+    def say(self, *told: Told) -> None:
+        for each in told:
+            self.bridge.hear(each)
 
-    async def hears(self, count: int, kind: type[Message]) -> list[Message]:
-        """The first so many messages of a kind."""
+    async def hears(self, count: int, kind: type[T]) -> list[T]:
+        """The first so many notices of a kind."""
         for _ in range(1000):
-            while self._pipe.poll():
-                self.heard.append(decode([self._pipe.recv_bytes()], READS_NOTICES)[0])
-            found = [message for message in self.heard if isinstance(message, kind)]
+            found = [notice for notice in self.heard if isinstance(notice, kind)]
             if len(found) >= count:
                 return found
             await asyncio.sleep(0.005)
@@ -101,15 +87,14 @@ def bridged(
     folder: Path = Path("/nowhere"),
 ) -> None:
     async def both() -> None:
-        ours, theirs = Pipe()
+        receiver = Receiver()
         retry = Retry(attempts=1)
         async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
-            running = asyncio.create_task(Bridge(client, ours, Greeting(HELLO, seen), "ipc://t", folder).run())
-            await script(Receiver(theirs))
+            receiver.bridge = Bridge(client, receiver.heard.append, Greeting(HELLO, seen), "ipc://t", folder)
+            running = asyncio.create_task(receiver.bridge.run())
+            await script(receiver)
             running.cancel()
             await asyncio.wait({running})
-        ours.close()
-        theirs.close()
         if not running.cancelled():
             running.result()
 

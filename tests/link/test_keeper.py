@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from tests.link.processes import MARK, dies, idle, links, server_process, until
-from tlt_server.link.keeper import Keeper
-from tlt_server.link.process import run
+from tlt_server.link.process import kept, run
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.slow
 def test_one_that_is_killed_is_started_anew(mark: str, tmp_path: Path) -> None:
-    with Keeper(run, idle(tmp_path / "drafters"), first_pause=0.05):
+    with kept(run, idle(tmp_path / "drafters"), first_pause=0.05):
         until(lambda: links(mark))
         (first,) = links(mark)
         until(lambda: first not in psutil.Process().children(recursive=True))
@@ -36,7 +35,7 @@ def test_one_that_is_killed_is_started_anew(mark: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_ends_within_any_step_of_its_start(mark: str, tmp_path: Path) -> None:
     for pause in (0.0, 0.1, 0.4):
-        with Keeper(run, idle(tmp_path / "drafters")):
+        with kept(run, idle(tmp_path / "drafters")):
             time.sleep(pause)
         until(lambda: not links(mark), 5)
 
@@ -60,7 +59,7 @@ def test_it_ends_with_a_server_that_is_killed_with_all_its_descendants(mark: str
 @pytest.mark.slow
 def test_pauses_grow(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with Keeper(dies, log, first_pause=0.2):
+    with kept(dies, log, first_pause=0.2):
         until(lambda: log.exists() and len(log.read_text().splitlines()) == 4)
     starts = [float(line) for line in log.read_text().splitlines()]
     assert all(

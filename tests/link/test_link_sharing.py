@@ -3,10 +3,13 @@
 import asyncio
 from pathlib import Path
 
+from tlt_client import Event
 from tlt_client.schemas import SharedTarget
 
-from tlt_server.link.sharing import REST, Sharing
-from tlt_server.wire.messages import Notice
+from tests.wire.ends import HELLO
+from tlt_server.link.bridge import REST, Bridge, Greeting
+from tlt_server.wire.messages import Notice, TargetShared
+from tlt_server.wire.server import TrainerLink
 
 TAKES_S = 0.02
 
@@ -29,16 +32,18 @@ def test_sharing_takes_a_fifth_of_the_time_and_ends_with_the_newest(tmp_path: Pa
     every = (1 + REST) * TAKES_S
 
     async def publishing() -> None:
-        sharing = Sharing(server, tmp_path, told.append)  # type: ignore[arg-type]
-        running = asyncio.create_task(sharing.run())
-        sharing.trainer(True)
+        bridge = Bridge(server, told.append, Greeting(HELLO), "ipc://t", tmp_path)  # type: ignore[arg-type]
+        running = asyncio.create_task(bridge._share())
+        bridge.hear(TrainerLink(connected=True, rejected=0))
         for version in range(1, 101):
             server.version = version
-            sharing.published()
+            published = {"version": version, "weight_version": "step"}
+            bridge._pass_on(Event(version, 0.0, "target_published", 0, published), published)
             await asyncio.sleep(5 * every / 100)
         await asyncio.sleep(2 * every)
         running.cancel()
 
     asyncio.run(publishing())
     assert 1 < server.asked <= 9
-    assert told[-1].target_version == 100  # type: ignore[union-attr]
+    shared = [notice.target_version for notice in told if isinstance(notice, TargetShared)]
+    assert shared[-1] == 100

@@ -17,9 +17,9 @@ from tlt_server.demo import default_paths
 from tlt_server.drafter.header import MOST_HEADER
 from tlt_server.errors import ConfigError
 from tlt_server.launch import QUIETLY, compose, following
-from tlt_server.link import settings
-from tlt_server.link.settings import LinkSettings, _most_bytes, settle
-from tlt_server.wire.receiver import lock_folder
+from tlt_server.link import process
+from tlt_server.link.process import LinkSettings, _most_bytes, settle
+from tlt_server.wire.server import lock_folder
 
 LOCAL = "tcp://127.0.0.1:7000"
 
@@ -34,8 +34,8 @@ def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.name.endswith(":30000")
     assert made.folder.name == f"tlt-drafters-{os.getuid()}-127.0.0.1:30000"
     assert not made.folder.exists()
-    monkeypatch.setattr(settings, "MEMORY", tmp_path / "no such folder")
-    monkeypatch.setattr(settings.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process, "MEMORY", tmp_path / "no such folder")
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
     assert settled(tmp_path, folder=None).folder.parent == tmp_path
 
 

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import deserialize
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from tests.link.processes import until
 from tests.wire.children import CountingLink
 from tlt_server.demo import default_paths
 from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
-from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import Link
-from tlt_server.wire.update import Tensor
+from tlt_server.wire.trainer import Sender
 
 M = TypeVar("M", bound=Message)
 
@@ -26,13 +24,6 @@ M = TypeVar("M", bound=Message)
 @cache
 def target() -> ModelIdentity:
     return ModelIdentity.of(json.loads((default_paths()[0] / "config.json").read_text()))
-
-
-def wired(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor]:
-    return {
-        name: Tensor(each["dtype"], tuple(each["shape"]), bytes(each["data"]))
-        for name, each in deserialize(save(dict(tensors)))
-    }
 
 
 class DrafterTrainer:
@@ -44,7 +35,7 @@ class DrafterTrainer:
         self._thread = threading.Thread(target=self._sender.run)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], trained_on: int = 0) -> None:
-        self._sender.publish(version, trained_on, wired(tensors))
+        self._sender.publish(version, trained_on, save(dict(tensors)))
 
     def said(self, kind: type[M]) -> list[M]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -65,5 +56,5 @@ def slow_trainer(address: str, version: int, drafter: Path, sent: "Synchronized[
     """The main function of a process that takes seconds to send a drafter. sent: chunks."""
     link = CountingLink(address, sent, pause=0.02)
     sender = Sender(link, target(), lambda *_: None, chunk_bytes=16 << 10)
-    sender.publish(version, 0, wired(load_file(drafter / "model.safetensors")))
+    sender.publish(version, 0, (drafter / "model.safetensors").read_bytes())
     sender.run()

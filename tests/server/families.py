@@ -1,18 +1,33 @@
-"""Tiny random checkpoints of other families than the demo's, which speaks Llama's dialect."""
+"""Other families of models than the demo's, which speaks Llama's dialect: tiny random checkpoints, served and updated.
 
+    python -m tests.server.families --json tests/server/families.json    every one: half a minute each
+
+The tests take a sample, and hold that the kept result has every one.
+"""
+
+import argparse
 import json
 import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 import transformers
 
+from tlt_server import results
 from tlt_server.demo import default_paths
 from tlt_server.engine.cpu.torchvision import mend_torchvision
+from tlt_server.process import running_server
 
 mend_torchvision()  # transformers imports it
 
+FAMILIES = ("Olmo", "Olmo2", "Olmoe", "Mixtral", "Phimoe", "Gemma", "Gemma2", "Granite", "Starcoder2")
+"""InternLM2 needs code from the hub."""
+PROMPTS = [[5, 17, 33, 60, 90, 12], [200, 100, 50, 25]]
+LENGTH = 12
 SMALL: dict[str, Any] = {
     "vocab_size": 295,
     "hidden_size": 64,
@@ -53,3 +68,59 @@ def tiny(family: str, folder: Path, seed: int = 0) -> Path:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(default_paths()[0] / file, folder / file)
     return folder
+
+
+def serve_and_update(family: str, folder: Path) -> None:
+    """Greedy answers are transformers', before and after updates; no drafter can be trained for it.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    first, second = tiny(family, folder / "first", seed=0), tiny(family, folder / "second", seed=1)
+    arguments = ["--model-path", str(first), "--no-speculation", "--max-total-tokens", "2048"]
+    with running_server(arguments, folder / "server.log") as url:
+        assert answered(url) == expected(first)
+        for target in (first, second):
+            updated = httpx.post(f"{url}/update_weights_from_disk", json={"model_path": str(target)}, timeout=60)
+            assert updated.json()["success"], updated.text
+            assert answered(url) == expected(target)
+        shared = httpx.post(f"{url}/tlt/v1/target/share", json={"path": str(folder / "shared")}, timeout=60)
+        assert shared.status_code == 400
+        assert "ForCausalLM does not give its embedding and head away" in shared.text
+        assert httpx.get(f"{url}/tlt/v1/status", timeout=60).json()["speculation"] is False
+
+
+def answered(url: str) -> list[list[int]]:
+    sampling = {"temperature": 0, "max_new_tokens": LENGTH, "ignore_eos": True}
+    asked = {"input_ids": PROMPTS, "sampling_params": sampling}
+    given = httpx.post(f"{url}/generate", json=asked, timeout=60).raise_for_status().json()
+    return [each["output_ids"] for each in given]
+
+
+def expected(folder: Path) -> list[list[int]]:
+    """transformers' greedy continuation."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    continued = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(LENGTH):
+                tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], 1)
+        continued.append(tokens[0, len(prompt) :].tolist())
+    return continued
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="the result: 1 for each family")
+    path = parser.parse_args().json
+    with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        for family in FAMILIES:
+            serve_and_update(family, Path(folder, family))
+            sys.stdout.write(f"{family}\n")
+    argv = ["python", "-m", "tests.server.families", *sys.argv[1:]]
+    results.write(results.measured_here("families", argv, dict.fromkeys(FAMILIES, 1)), path)
+
+
+if __name__ == "__main__":
+    main()

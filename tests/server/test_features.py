@@ -20,7 +20,7 @@ from tests.server.trainer import Trainer, noisy, tensors_of, while_running
 from tlt_server.config import beside
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.features.courier import MESSAGE_AGE
+from tlt_server.engine.features.sender import MESSAGE_AGE
 from tlt_server.trainer.data.replay import replay
 
 pytestmark = pytest.mark.server

@@ -81,7 +81,7 @@ def test_drafters_as_good_stay(trainer: Trainer, client: Client, tmp_path: Path)
         version = trainer.drafter(drafter).raise_for_status().json()["live"]["version"]
         event, _ = until(client, "drafter_kept", seen)
         assert event.detail["version"] == version == client.drafter().live.version
-        assert f"drafter {version}, in force for" in client.status().help
+        assert f"drafter {version}, active for" in client.status().help
 
 
 def test_a_target_as_good_is_no_alarm(trainer: Trainer, client: Client) -> None:

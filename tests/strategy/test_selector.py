@@ -352,6 +352,7 @@ def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int, late: 
     assert reading < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_look_at_off_pays_for_what_the_drafter_reads_afterwards(seed: int, late: bool) -> None:
@@ -377,6 +378,7 @@ def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int
     assert arms.count(None) > 750
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_off_is_left_though_arms_were_slow_when_it_came(seed: int, late: bool) -> None:
@@ -391,6 +393,7 @@ def test_off_is_left_though_arms_were_slow_when_it_came(seed: int, late: bool) -
     assert [arm for _, arm, _ in server.pulled[-1000:]].count(DEEP) > 850, "it makes 1.25 and 1.5 times as much"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("factor", [1.1, 1.2])
 def test_off_is_not_taken_for_faster_because_its_launch_is(factor: float, seed: int) -> None:

@@ -21,6 +21,7 @@ from tlt_server.strategy.arms import Choice
 SEEDS = range(6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arms", [near, far])
 @pytest.mark.parametrize("batch", [1, 8, 64])
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
@@ -57,6 +58,7 @@ def test_many_requests_need_few_looks() -> None:
     assert median(lost) < 0.0105
 
 
+@pytest.mark.slow
 def test_a_machine_that_others_use_misleads_little() -> None:
     """It slows every arm for a while; the one that runs then is not to blame, or is forgiven soon."""
     lost = []
@@ -90,6 +92,7 @@ def test_a_scene_can_fail() -> None:
     assert not passes(scenes.cold_start, played)
 
 
+@pytest.mark.slow
 def test_a_batch_drains_as_fast_as_an_oracle_would_have_it() -> None:
     """The best of all arms at each step, at its context; the issue asks for 0.95 of it."""
     drained = [drain("bandit", seed, 128) for seed in range(6)]

@@ -4,7 +4,6 @@ import json
 from functools import cache
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -13,10 +12,11 @@ from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.task import problems, sample_texts
 from tlt_server.demo.training.corpus import Sequence
 from tlt_server.demo.training.model import Target
-from tlt_server.demo.training.sampling import sample
+from tlt_server.demo.training.sampling import sample, with_states
 from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.network import Network, network
 from tlt_server.trainer.learn.packing import Run
+from tlt_server.trainer.publish.folder import load_drafter
 
 TARGET_FOLDER, EAGLE_FOLDER = default_paths()
 FOLDERS = {"eagle": EAGLE_FOLDER, "eagle3": eagle3_path()}
@@ -29,9 +29,7 @@ def config(kind: str) -> dict[str, object]:
 
 def embedded(kind: str) -> Network:
     """A drafter as it is embedded, in float32."""
-    drafter = network(config(kind))
-    drafter.load_state_dict(load_file(FOLDERS[kind] / "model.safetensors"))
-    return drafter
+    return load_drafter(FOLDERS[kind]).network
 
 
 def from_nothing(kind: str, seed: int = 0) -> Network:
@@ -56,12 +54,10 @@ def frozen() -> Frozen:
     return Frozen(target().model.embed_tokens.weight, target().lm_head.weight)
 
 
-@torch.no_grad()
 def run_of(tokens: Tensor, prompt: int, kind: str) -> Run:
     """A whole sequence [T] with the target's states of it."""
-    finals, outputs = target()(tokens[None], target().shape.rope(torch.arange(len(tokens))))
-    aux = torch.cat([output[0] for output in outputs[:3]], dim=-1)
-    return Run(tokens, aux if kind == "eagle3" else finals[0], finals[0], prompt=prompt)
+    (run,) = with_states(target(), (0, 1, 2) if kind == "eagle3" else (), [Sequence(tokens.numpy(), prompt)])
+    return run
 
 
 @cache

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,20 @@ from torch import Tensor
 
 from tests.trainer.models import TARGET_FOLDER, texts
 from tlt_server.process import free_port
-from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
 from tlt_server.wire.messages import (
-    READS_FROM_RECEIVER,
-    DrafterReady,
+    READS_TO_SERVER,
     DrafterSwapped,
+    FeatureBatch,
+    FeatureHeader,
     Hello,
-    Message,
     ModelIdentity,
+    Notice,
+    Rows,
     TargetPublished,
     TargetShared,
-    TrainerLink,
-    decode,
-    encode,
 )
-from tlt_server.wire.receiver import receive
+from tlt_server.wire.server import DrafterReady, Receiver, Told, TrainerLink
+from tlt_server.wire.sockets import Link
 
 MODEL = ModelIdentity.of(json.loads((TARGET_FOLDER / "config.json").read_text()))
 WITHIN_S = 120.0
@@ -117,9 +115,7 @@ class Server(Outlet):
         self.held = False
         self.link = TrainerLink(connected=False, rejected=0)
         self._control, self._newest, self._devices = control, newest, devices
-        self._pipe, self._theirs = Pipe()
         self._shared = self._save()
-        self._over = threading.Event()
 
     def __enter__(self) -> "Server":
         hello = Hello(
@@ -132,17 +128,14 @@ class Server(Outlet):
             shared=self._shared,
             devices=self._devices,
         )
-        arguments = (self._control, self._theirs, hello, self.folder / "drafters")
-        self._receiving = threading.Thread(target=receive, args=arguments)
+        link = Link(self._control, READS_TO_SERVER, self.name)
+        self._receiver = Receiver(link, hello, self.folder / "drafters", self._hear)
+        self._receiving = threading.Thread(target=self._receiver.run)
         self._receiving.start()
-        self._hearing = threading.Thread(target=self._hear)
-        self._hearing.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._over.set()
-        self._hearing.join()
-        self._pipe.close()  # which ends the receiver
+        self._receiver.stop()
         self._receiving.join()
         self.close()
 
@@ -170,20 +163,16 @@ class Server(Outlet):
         save_file(moved, path / "shared.safetensors")
         return str(path)
 
-    def tell(self, message: Message) -> None:
-        self._pipe.send_bytes(encode(message))
+    def tell(self, notice: Notice) -> None:
+        self._receiver.tell(notice)
 
-    def _hear(self) -> None:
-        while not self._over.is_set():
-            if not self._pipe.poll(0.05):
-                continue
-            message = decode([self._pipe.recv_bytes()], READS_FROM_RECEIVER)[0]
-            if isinstance(message, DrafterReady):
-                self.arrived.append(message)
-                if not self.held:
-                    self.swap()
-            elif isinstance(message, TrainerLink):
-                self.link = message
+    def _hear(self, told: Told) -> None:
+        if isinstance(told, DrafterReady):
+            self.arrived.append(told)
+            if not self.held:
+                self.swap()
+        elif isinstance(told, TrainerLink):
+            self.link = told
 
 
 def torchrun(ranks: int) -> list[str]:

@@ -113,6 +113,7 @@ def test_what_judges_is_never_learnt(pieces: list[Feature], share: float, random
     assert all(row[2] == buffer.newest for run in judged for row in run.states.tolist())
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=8, unique=True), min_size=1, max_size=6))
 def test_every_target_that_sees_two_prompts_is_learnt_and_judged_by(targets: list[list[int]]) -> None:
     """However small the share is, and though prompts come again."""

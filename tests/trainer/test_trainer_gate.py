@@ -54,6 +54,7 @@ def laws(drafter: Network, shared: Frozen, path: tuple[int, ...], drafts: Drafts
     return target_law(shared, run.finals[1 : DEPTH + 1], 0.8), q
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", ["likeliest", "sampled"])
 def test_expectation_over_rollouts_is_that_over_drafts(drafter: Network, shared: Frozen, drafts: Drafts) -> None:
     expected, enumerated = 0.0, 1.0

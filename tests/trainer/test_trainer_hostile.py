@@ -26,17 +26,16 @@ from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.features import Feature, Piece, assemble
 from tlt_server.trainer.data.targets import KEPT, Targets
-from tlt_server.trainer.lock import locked
+from tlt_server.trainer.host import locked
 from tlt_server.trainer.publish.folder import load_frozen
 from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import HIGHEST_GIVEN, SERVERS_KEPT, Servers
-from tlt_server.wire.features import MAX_TOKENS, Rows
-from tlt_server.wire.messages import READS_TO_TRAINER, Hello, decode, encode
+from tlt_server.wire.messages import MAX_TOKENS, READS_TO_TRAINER, Hello, Rows, decode, encode
 
 LARGE = 1 << 20
 HOLDS = """
 import pathlib, sys, time
-from tlt_server.trainer.lock import locked
+from tlt_server.trainer.host import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -216,7 +215,7 @@ def test_a_trainer_ends_by_a_damaged_drafter_with_one_line(tmp_path: Path) -> No
 
 def test_signals_end_a_process_that_is_stuck() -> None:
     code = (
-        "import ctypes, threading\nfrom tlt_server.trainer.ending import ended_by_signals\n"
+        "import ctypes, threading\nfrom tlt_server.trainer.host import ended_by_signals\n"
         "ended_by_signals(threading.Event(), 0.5)\nprint(1, flush=True)\n"
         "while True: ctypes.CDLL(None).sleep(1000)"
     )

@@ -87,6 +87,7 @@ def test_weights_are_averaged_over_steps() -> None:
     assert not torch.equal(trainer.average.get_parameter("fc.weight"), trainer.network.get_parameter("fc.weight"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", ["average", "network"])
 def test_the_better_of_last_weights_and_average_is_the_candidate(spoilt: str) -> None:
     trainer, judged = Trainer(embedded("eagle"), frozen(), Objective(steps=1)), pack(rollouts("eagle"), 1024, CPU)

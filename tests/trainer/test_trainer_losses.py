@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.models import FOLDERS, config, embedded, frozen, one_chain, run_of, target
-from tlt_server.demo.checkpoint import load_drafter
-from tlt_server.demo.training.drafter import draft_chains
+from tests.trainer.models import config, embedded, frozen, one_chain, run_of
 from tlt_server.trainer.learn import losses
 from tlt_server.trainer.learn.chains import draft, drafter_logits, target_law
 from tlt_server.trainer.learn.losses import (
@@ -125,17 +123,6 @@ def test_gradients_are_those_of_all_rows_at_once(name: str, narrow: Network, mon
     torch.testing.assert_close(value, wanted)
     for got, gradient in zip(*(torch.autograd.grad(x, weights) for x in (value, wanted)), strict=True):
         torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-@torch.no_grad()
-def test_steps_are_those_the_embedded_drafters_were_trained_by(kind: str) -> None:
-    tokens = torch.randint(2, 290, (14,), generator=torch.Generator().manual_seed(1))
-    run, theirs = run_of(tokens, prompt=0, kind=kind), load_drafter(FOLDERS[kind])
-    hidden, outputs = target()(tokens[None], target().shape.rope(torch.arange(14)))
-    heads = draft_chains(target(), theirs, tokens[None], theirs.features(hidden, outputs), 3)
-    for step, (mine, head) in enumerate(zip(draft(embedded(kind), frozen(), join([run]), 3), heads, strict=True)):
-        torch.testing.assert_close(mine.reads[mine.counts], head[0, step:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_pack_in_which_nothing_counts_has_no_loss() -> None:

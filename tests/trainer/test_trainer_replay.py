@@ -14,6 +14,7 @@ from tlt_server.trainer.data.replay import read
 PROMPT = st.text() | st.lists(st.integers(0, 2**31 - 1)).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.lists(PROMPT, min_size=1), st.booleans())
 def test_every_prompt_of_a_file_is_read(
     tmp_path_factory: pytest.TempPathFactory, prompts: list[str | tuple[int, ...]], spaced: bool

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.wire.ends import HELLO, Hands
 from tlt_server.trainer.servers import STAGING_S, Servers
 from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, TargetPublished, TargetShared
-from tlt_server.wire.sender import SILENCE
+from tlt_server.wire.trainer import SILENCE
 
 
 def hello(count: int = 0, drafter: int = 0, newest: int = 0, shared: str = "", name: str = "default") -> Hello:

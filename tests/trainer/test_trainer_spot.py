@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.trainer.publish.policy import Policy
+from tlt_server.trainer.publish.gate import Policy
 from tlt_server.trainer.spot import Action, Overdue, Spot, Start, State, Yield
 
 SETTLE, SILENCE, WITHIN = 2.0, 5.0, 3.0

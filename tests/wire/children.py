@@ -1,6 +1,8 @@
 """What the processes of test_wire_processes.py run: a trainer that may be slow, a receiver that may lack space."""
 
+import contextlib
 import resource
+import threading
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
@@ -14,12 +16,13 @@ from tlt_server.wire.messages import (
     DrafterChunk,
     DrafterReceived,
     DrafterRefused,
+    Hello,
     Load,
     Message,
 )
-from tlt_server.wire.receiver import receive
-from tlt_server.wire.sender import Sender
+from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import Link
+from tlt_server.wire.trainer import Sender
 
 
 class CountingLink(Link):
@@ -46,6 +49,19 @@ def trainer_process(
     sender = Sender(CountingLink(address, sent, pause), MODEL, hear, chunk_bytes=CHUNK)
     sender.publish(version, 0, drafter(version, chunks))
     sender.run()
+
+
+def receive(address: str, server: Connection, hello: Hello, folder: Path) -> None:
+    """A receiver that tells a pipe, until that is closed."""
+    receiver = Receiver(Link(address, READS_TO_SERVER, hello.server), hello, folder, server.send)
+
+    def end() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            server.recv()
+        receiver.stop()
+
+    threading.Thread(target=end, daemon=True).start()
+    receiver.run()
 
 
 def receiver_process(address: str, server: Connection, folder: Path, largest_file: int | None) -> None:

@@ -9,9 +9,8 @@ import zmq.auth
 
 from tests.wire.ends import ANY_PORT, HELLO, Open, heard, say
 from tlt_server.errors import ConfigError
-from tlt_server.wire.addresses import CurveKeys
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Heartbeat
-from tlt_server.wire.sockets import Link
+from tlt_server.wire.sockets import CurveKeys, Link
 
 
 @pytest.mark.parametrize(
@@ -96,6 +95,7 @@ def test_curve_there_and_back(keys: Keys, opened: Open) -> None:
     assert answer[1] == Heartbeat(newest_drafter=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["stranger", "nobody", "other trainer"])
 def test_curve_keeps_others_out(keys: Keys, opened: Open, who: str) -> None:
     trainer = opened(ANY_PORT, READS_TO_TRAINER, curve=keys.trainer)

@@ -11,8 +11,7 @@ import zmq.auth
 from tests.wire.ends import ANY_PORT
 from tlt_server.errors import ConfigError
 from tlt_server.process import free_port
-from tlt_server.wire.addresses import CurveKeys
-from tlt_server.wire.sockets import FEATURES_UNSENT, FEATURES_WAITING, Inlet, Outlet
+from tlt_server.wire.sockets import FEATURES_UNSENT, FEATURES_WAITING, CurveKeys, Inlet, Outlet
 
 Connect = Callable[[str, CurveKeys | None], Outlet]
 

@@ -12,8 +12,6 @@ from tests.wire.ends import HELLO
 from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire import messages
 from tlt_server.wire.messages import (
-    READS_FROM_RECEIVER,
-    READS_NOTICES,
     READS_TO_SERVER,
     READS_TO_TRAINER,
     SCHEMA_VERSION,
@@ -78,11 +76,9 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     ),
     DrafterChunk: st.builds(DrafterChunk, digest=digest, index=count),
     Rejected: st.builds(Rejected, reason=text),
-    messages.DrafterReady: st.builds(messages.DrafterReady, version=count, trained_on=count, path=path),
-    messages.TrainerLink: st.builds(messages.TrainerLink, connected=st.booleans(), rejected=count),
 }
 any_message = st.one_of(*MESSAGES.values())
-READERS = (READS_TO_TRAINER, READS_TO_SERVER, READS_NOTICES, READS_FROM_RECEIVER)
+READERS = (READS_TO_TRAINER, READS_TO_SERVER)
 reader = st.sampled_from(READERS)
 
 

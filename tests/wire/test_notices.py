@@ -15,10 +15,9 @@ from tlt_server.wire.messages import (
     Load,
     TargetPublished,
     TargetShared,
-    TrainerLink,
 )
-from tlt_server.wire.receiver import SILENCE
-from tlt_server.wire.sender import SILENCE as FORGET_AFTER
+from tlt_server.wire.server import SILENCE, TrainerLink
+from tlt_server.wire.trainer import SILENCE as FORGET_AFTER
 
 
 def test_notices_go_through_at_once_in_order_and_the_hello_follows(

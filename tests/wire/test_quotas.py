@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from benchmarks.lib.safety import hostile
 from tests.wire.ends import HELLO, Hands, NewTrainer, Open, drafter, say, step_for, step_until
 from tlt_server.errors import WireError
-from tlt_server.wire.features import FeatureBatch
 from tlt_server.wire.messages import (
     READS_TO_SERVER,
     READS_TO_TRAINER,
     ChunksWanted,
+    FeatureBatch,
     Load,
     decode,
     short,
 )
-from tlt_server.wire.sender import MESSAGES_AT_ONCE
+from tlt_server.wire.trainer import MESSAGES_AT_ONCE
 
 
 @given(st.randoms(use_true_random=False))

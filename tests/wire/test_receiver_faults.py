@@ -21,14 +21,12 @@ from tests.wire.ends import (
 from tlt_server.wire.messages import (
     ChunksWanted,
     DrafterChunk,
-    DrafterReady,
     DrafterRefused,
     Heartbeat,
     Hello,
-    TrainerLink,
     encode,
 )
-from tlt_server.wire.receiver import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW
+from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW, DrafterReady, TrainerLink
 from tlt_server.wire.update import Outgoing
 
 

@@ -104,6 +104,7 @@ def test_a_rejection_is_logged_and_never_answered(opened: Open, raw: Any, caplog
     assert record.getMessage().endswith(" rejects what we send: 'speak version 2'")
 
 
+@pytest.mark.slow
 def test_two_versions_do_not_reject_in_circles(both: tuple[Link, Link, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, server, _ = both
     with monkeypatch.context() as patched:

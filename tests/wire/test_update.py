@@ -1,89 +1,15 @@
 """A drafter as bytes: a file that the safetensors library reads, cut and joined again."""
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load
 
 from tests.wire.ends import CHUNK, drafter, holds, outgoing
 from tlt_server.errors import WireError
-from tlt_server.wire.update import Incoming, Tensor, safetensors_file
-
-DTYPES = {
-    "BOOL": 1,
-    "U8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "F32": 4,
-    "F64": 8,
-    "I64": 8,
-}
-
-
-@st.composite
-def tensors(draw: Any) -> Tensor:
-    dtype = draw(st.sampled_from(sorted(DTYPES)))
-    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
-    size = DTYPES[dtype] * math.prod(shape)
-    return Tensor(
-        dtype, shape, draw(st.sampled_from([bytes, bytearray, memoryview]))(bytes(i % 2 for i in range(size)))
-    )
-
-
-names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
-
-
-@settings(deadline=None)
-@given(
-    st.dictionaries(names, tensors(), max_size=6), st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
-)
-def test_the_safetensors_library_reads_it(
-    tmp_path_factory: pytest.TempPathFactory, held: dict[str, Tensor], said: dict[str, str]
-) -> None:
-    path = tmp_path_factory.mktemp("file") / "x.safetensors"
-    path.write_bytes(safetensors_file(held, said))
-    assert holds(path, held)
-    with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-        assert (file.metadata() or {}) == said
-
-
-@settings(deadline=None)
-@given(st.dictionaries(names, tensors(), max_size=6))
-def test_torch_reads_it(held: dict[str, Tensor]) -> None:
-    file = safetensors_file(held, {})
-    assert {name: tuple(t.shape) for name, t in load(file).items()} == {name: t.shape for name, t in held.items()}
-
-
-@given(st.dictionaries(names, tensors(), max_size=6))
-def test_every_tensor_is_aligned_to_its_items(held: dict[str, Tensor]) -> None:
-    file = safetensors_file(held, {})
-    data = 8 + int.from_bytes(file[:8], "little")
-    header = json.loads(file[8:data])
-    assert all((data + header[name]["data_offsets"][0]) % DTYPES[t.dtype] == 0 for name, t in held.items())
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "match"),
-    [
-        ("w", Tensor("F32", (3,), bytes(8)), "tensor w: 8 bytes; F32 \\(3,\\) takes 12"),
-        ("w", Tensor("BF16", (), b""), "0 bytes; BF16 \\(\\) takes 2"),
-        ("w", Tensor("bfloat16", (1,), bytes(2)), "dtype bfloat16"),
-        ("__metadata__", Tensor("U8", (1,), bytes(1)), "__metadata__"),
-    ],
-)
-def test_what_is_no_tensor_is_named(name: str, tensor: Tensor, match: str) -> None:
-    with pytest.raises(WireError, match=match):
-        safetensors_file({name: tensor}, {})
+from tlt_server.wire.update import Incoming
 
 
 @settings(deadline=None)

@@ -21,15 +21,8 @@ from tests.wire.children import (
 )
 from tests.wire.ends import CHUNK, drafter, holds
 from tlt_server.process import free_port
-from tlt_server.wire.messages import (
-    READS_FROM_RECEIVER,
-    DrafterReady,
-    DrafterRefused,
-    Message,
-    TrainerLink,
-    decode,
-)
-from tlt_server.wire.update import safetensors_file
+from tlt_server.wire.messages import DrafterRefused
+from tlt_server.wire.server import DrafterReady, Told, TrainerLink
 
 pytestmark = pytest.mark.slow
 
@@ -72,11 +65,11 @@ class Processes:
         theirs.close()
         return process
 
-    def hear(self, *kinds: type[Message]) -> Message:
+    def hear(self, *kinds: type[Told]) -> Told:
         """The next message of a kind that the receiver tells its server."""
         deadline = time.monotonic() + 30
         while self.pipe.poll(deadline - time.monotonic()):
-            message, _ = decode([self.pipe.recv_bytes()], READS_FROM_RECEIVER)
+            message: Told = self.pipe.recv()
             if isinstance(message, kinds):
                 return message
         raise AssertionError(f"no {kinds} in time")
@@ -209,7 +202,7 @@ def test_one_that_is_stopped_for_a_while_goes_on(processes: Processes, who: str)
 @pytest.mark.parametrize("missing", [1, CHUNKS * CHUNK // 2])
 def test_a_full_disk_is_refused_and_the_receiver_lives_on(processes: Processes, missing: int) -> None:
     trainer = processes.trainer()
-    processes.receiver(largest_file=len(safetensors_file(drafter(1, CHUNKS), {})) - missing)
+    processes.receiver(largest_file=len(drafter(1, CHUNKS)) - missing)
     refused = processes.hear(DrafterRefused)
     assert isinstance(refused, DrafterRefused)
     assert refused.reason == f"cannot write to {processes.folder}: File too large"

@@ -1,7 +1,7 @@
-"""The HTTP routes of the drafter: which one is in force, another one, the one before, none other for now; its trainer.
+"""The HTTP routes of the drafter: which one is active, another one, the one before, none other for now; its trainer.
 
 The route that takes an update leads it through: the schedulers answer each step at once, and are asked again. If this
-process dies on the way, the drafter in force stays, and the next update overtakes the one that was left.
+process dies on the way, the active drafter stays, and the next update overtakes the one that was left.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ async def drafter() -> Response:
 @router.post("/tlt/v1/drafter/update")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def update(request: Request) -> Response:
-    """Puts another drafter in force on every rank, and answers when it is: the client's `Drafter`.
+    """Activates another drafter on every rank, and answers when it is active: the client's `Drafter`.
 
     400: it is not a drafter for this server. 409: an older version, or one that was overtaken. 504: not staged in time;
-    it may be put in force by offering it again.
+    it may be activated by offering it again.
     """
     wanted = await body(request, DrafterUpdate)
     version = _next(_drafters(await ask(ReadVersions()))) if wanted.version is None else wanted.version
@@ -65,7 +65,7 @@ async def update(request: Request) -> Response:
 @router.post("/tlt/v1/drafter/rollback")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def rollback() -> Response:
-    """Puts the drafter of before in force; if that one was overtaken on trial, the trusted one. 409: there is none."""
+    """Activates the drafter of before; if that one was overtaken on trial, the trusted one. 409: there is none."""
     return as_json(_drafters(await ask(RollBack()))[0])
 
 

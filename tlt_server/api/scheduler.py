@@ -38,7 +38,7 @@ async def ask(message: Ask) -> list[Answer]:
     """What each data-parallel replica answers; one asks at a time, the others wait.
 
     Raises:
-        HTTPException: what a replica refuses, or cannot be sent, 400; for what is in force, 409; for settings that
+        HTTPException: what a replica refuses, or cannot be sent, 400; for what is active, 409; for settings that
             cannot be, 422; where it failed, 500.
     """
     from sglang.srt.managers.io_struct import TltReqInput

@@ -39,7 +39,7 @@ def describe(
     Args:
         server_args: upstream's.
         families: one scrape of all metrics.
-        versions: of the weights in force.
+        versions: of the active weights.
         speculation: whether decode steps speculate, and how.
         trainer: the drafter trainer that the server follows.
         devices: of all replicas.
@@ -95,8 +95,8 @@ def _in_all(counts: SpecCounts) -> str:
 
 
 SINCE = {
-    "start": "in force since the start, for {}",
-    "drafter": "in force for {}",
+    "start": "active since the start, for {}",
+    "drafter": "active for {}",
     "target": "for {} under another target",
     "memory": "for {} back in memory",
     "rollback": "gone back to {} ago",

@@ -65,8 +65,8 @@ async def begin_weight_update(
     selector: Annotated[str | None, Body(embed=True)] = None,
     allow_partial: Annotated[bool, Body(embed=True, strict=True)] = False,
 ) -> Response:
-    """Opens a publication of the target that `/end_weight_update` closes. One that may be partial leaves in force what
-    it does not carry."""
+    """Opens a publication of the target that `/end_weight_update` closes. One that may be partial leaves active
+    what it does not carry."""
     return await _as_upstream(ask(messages.Begin(selector, allow_partial)), "A weight update is open.")
 
 
@@ -139,8 +139,8 @@ async def update_weight_version(obj: Annotated[UpdateWeightVersionReqInput, Body
 @router.post("/release_memory_occupation")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def release_memory_occupation(tags: Annotated[list[str] | None, Body(embed=True)] = None) -> None:
-    """Gives GPU memory to others: `kv_cache`, `weights`, `cuda_graph`, or all. Upstream's ends the server where it
-    should refuse. All replicas lend, or none. 409: requests are running or waiting, and generation is not paused."""
+    """Offloads GPU memory: `kv_cache`, `weights`, `cuda_graph`, or all. Upstream's ends the server where it
+    should refuse. All replicas do, or none. 409: requests are running or waiting, and generation is not paused."""
     until = time.monotonic() + IDLE_S
     try:
         while not await _all_hold(tags, last=time.monotonic() > until):

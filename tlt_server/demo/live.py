@@ -1,6 +1,7 @@
 """What the demo's second part shows while it runs, and at its end."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -102,3 +103,25 @@ def lines(now: Now) -> list[str]:
         f"                 {now.server.help}",
         f"drafter trainer  {now.trainer_state}; {now.trainer_steps} steps, {now.tokens_received} tokens received",
     ]
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Accept length and reward by RL step, and where another drafter was in force; PNG, or what the name ends in."""
+    from matplotlib.figure import Figure  # an extra's
+
+    steps = range(1, len(rows) + 1)
+    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    lengths = [row["accept_length"] for row in rows]
+    above.plot(steps, lengths, marker="o")
+    for step, row, length in zip(steps, rows, lengths, strict=True):
+        above.annotate(
+            f"{row['drafter_version']:d}", (step, length), textcoords="offset points", xytext=(0, 6), ha="center"
+        )
+    above.set(ylabel="accept length", ylim=(1, 4), title="Numbers: the drafter's version")
+    below.plot(steps, [row["reward"] for row in rows], marker="o", color="tab:green")
+    below.set(ylabel="reward", xlabel="RL step", ylim=(0, 1), xticks=list(steps))
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -49,11 +49,7 @@ class Loop(NamedTuple):
 
 
 def run(steps: int, console: Console) -> Figures:
-    """Runs the loop for so many RL steps, shows it, and returns the figures that benchmarks/README.md defines.
-
-    Raises:
-        ServerFailed: one of the three processes ended early.
-    """
+    """Runs the loop for so many RL steps and shows it. ServerFailed: one of the three processes ended early."""
     began = time.monotonic()
     console.print("starting the drafter trainer, and a server that follows it …")
     with tempfile.TemporaryDirectory(prefix="tlt-demo-") as folder, _loop(Path(folder)) as loop:
@@ -108,12 +104,7 @@ def _look(loop: Loop) -> Now | None:
 
 
 def count(steps: Sequence[Step], published: int, events: Sequence[Event]) -> Figures:
-    """The figures of a run: of the whole, and those of each step, which `rows_of` finds again.
-
-    Args:
-        published: targets, as the server counts them.
-        events: of the server.
-    """
+    """The figures of a run, and those of each step, which `rows_of` finds again. published: targets, by the server."""
     failed = sum(step.failed_requests for step in steps)
     figures: Figures = {
         "requests": sum(step.responses for step in steps) + failed,

@@ -1,10 +1,8 @@
 """The losslessness check: does a server sample what its target says, speculation or not?
 
-A sampled continuation is compared with the target's own law, computed exactly by transformers: every continuation of a
-few tokens that is not too rare is enumerated with its probability, the rest is one outcome, and a chi-squared test
-asks whether the counts could have come from that law. Of whole responses, which nobody could enumerate, it is asked
-whether their tokens are as surprising as the law says. Greedy output needs no statistics: it is compared token for
-token.
+Sampled continuations of a few tokens are enumerated with their exact probabilities, by transformers, and compared by a
+chi-squared test. Of whole responses it is asked whether their tokens are as surprising as the law says. Greedy output
+is compared token for token.
 """
 
 import math
@@ -69,10 +67,8 @@ def p_value(observed: Iterable[Tokens], law: Mapping[Tokens, float]) -> float:
 def surprise_z(responses: Iterable[tuple[torch.Tensor, Tokens]]) -> float:
     """By how many standard deviations whole responses are more surprising, all together, than their law expects.
 
-    A token's surprise is -log p. Whatever came before it, the law's entropy is what to expect. So what all tokens
-    exceed this by adds up to zero but for chance, of known variance, wherever responses end: a martingale. A server
-    that keeps drafts which it should have refused shows here, at any position: they are likely ones, and its responses
-    less surprising.
+    A token's surprise is -log p, whose expectation is the law's entropy: the excess over all tokens is a martingale of
+    known variance, wherever responses end. A server that keeps drafts which it should refuse is less surprising.
 
     Args:
         responses: the logits before each token, [length, vocab], temperature and filters applied; and the tokens.

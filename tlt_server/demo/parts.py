@@ -47,7 +47,7 @@ def _remedy(missing: str) -> str:
 
 def _loop(steps: int, plot: Path, console: Console) -> tuple[Figures, list[str]]:
     from tlt_server.demo import loop
-    from tlt_server.demo.plot import draw
+    from tlt_server.demo.live import draw
 
     figures = loop.run(steps, console)
     _print_loop(figures, console)

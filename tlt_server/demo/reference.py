@@ -15,13 +15,7 @@ ROWS = 256
 
 
 class Reference:
-    """A target and its tokenizer.
-
-    Args:
-        path: the model's folder.
-        dtype: of its weights and sums; logits are float32 in any case.
-        device: where it runs.
-    """
+    """A target and its tokenizer. dtype: of its weights and sums; logits are float32 in any case."""
 
     def __init__(self, path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         mend_torchvision()

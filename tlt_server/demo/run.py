@@ -50,7 +50,7 @@ class Answers(NamedTuple):
 
 
 def run(count: int, console: Console) -> dict[str, float | int]:
-    """Runs the demo with `count` problems; prints a table and returns the figures that benchmarks/README.md defines."""
+    """Runs the demo with `count` problems; prints a table and returns the figures that docs/results defines."""
     rounds = {}
     with tempfile.TemporaryDirectory(prefix="tlt-demo-") as folder:
         for name, flags in (("plain", ["--no-speculation"]), ("spec", [])):

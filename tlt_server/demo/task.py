@@ -8,11 +8,9 @@ A worked solution reads
     check 7+3+4=14 1+4=5, 2+6=8, 8*5=40 4+0=4, 9+2+0+2=13 1+3=4 ok
     answer 9022
 
-It has what makes rollouts of reasoning models hard to schedule. The writer chooses: which factor to split, the order of
-partial products, terms and digits, whether to answer, to cast out nines or to work it all out again. It slips: a carry
-forgotten, a product off by one row of the table, and every later digit follows from the slip. A failed check or two
-results that differ send it back for another attempt, so that the length of a solution has a long tail, among problems
-and among samples of one problem.
+The writer chooses the order of factors, partial products, terms and digits, and whether to answer, to check or to work
+it out again. It slips. A failed check or two results that differ send it back for another attempt, so that lengths have
+a long tail, among problems and among samples of one problem, as reasoning models' rollouts have.
 """
 
 import random

@@ -112,12 +112,7 @@ def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | None = None) -> DrafterConfig:
-    """The config of a drafter with one layer of the target's sizes.
-
-    Args:
-        target: of a target.
-        kind: EAGLE or EAGLE-3.
-        draft_vocab: tokens that the drafter can propose; None: all.
+    """The config of a drafter with one layer of the target's sizes. draft_vocab: tokens that it can propose; None: all.
 
     Raises:
         ConfigError: a vocabulary that cannot be, or too shallow a target.

@@ -1,6 +1,7 @@
 """A drafter's folder, made for a target: where it was asked for, or in a cache."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 from tlt_server import __version__
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.config import DrafterConfig, drafter_config
-from tlt_server.drafter.initial import initial_weights, most_frequent, read_counts, vocabulary_of
+from tlt_server.drafter.layout import initial_weights, most_frequent, read_counts, vocabulary_of
 from tlt_server.drafter.target import find_target, read_tensor
 from tlt_server.errors import ConfigError
 
@@ -31,14 +32,11 @@ def create(
     draft_vocab: DraftVocabulary | None = None,
     seed: int = 0,
 ) -> DrafterConfig:
-    """Writes a drafter that has learnt nothing: `config.json` and `model.safetensors`, whole or not at all.
+    """Writes a drafter that has learnt nothing to a new folder, whole or not at all.
 
     Args:
         target: a folder, or a name on the hub. Its weights are read for a draft vocabulary alone.
-        out: the folder to make.
-        kind: EAGLE or EAGLE-3.
         draft_vocab: the drafter knows the most frequent tokens alone; its head starts as their rows of the target's.
-        seed: of what is random.
 
     Raises:
         ConfigError: a target that no drafter can be made for, or a folder that cannot be made.
@@ -53,9 +51,9 @@ def create(
         head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight")  # the latter where they are tied
         tensors["lm_head.weight"] = head[tokens].to(tensors["lm_head.weight"])
         tensors |= vocabulary_of(tokens, config.vocab_size)
-    provenance = {"made_by": f"tlt-server {__version__}", "trained": "no", "target": target, "seed": str(seed)}
+    provenance = {"trained": "no", "target": target, "seed": str(seed)}
     try:
-        _write(config, tensors, provenance, out)
+        write(config.to_json(), tensors, provenance, out)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{out}: cannot be written ({error}). Name another folder") from error
     return config
@@ -81,12 +79,13 @@ def cached(target: str, kind: DrafterKind, cache: Path) -> Path:
     return folder
 
 
-def _write(config: DrafterConfig, tensors: dict[str, Tensor], provenance: dict[str, str], out: Path) -> None:
-    """Beside `out`, then moved there."""
+def write(config: bytes, tensors: dict[str, Tensor], provenance: Mapping[str, str], out: Path) -> None:
+    """config.json and model.safetensors: beside `out`, then moved there. OSError, SafetensorError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         whole = Path(scratch) / "whole"
         whole.mkdir()
-        (whole / "config.json").write_bytes(config.to_json())
-        save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"} | provenance)
+        (whole / "config.json").write_bytes(config)
+        made_by = {"format": "pt", "made_by": f"tlt-server {__version__}"}
+        save_file(tensors, whole / "model.safetensors", metadata={**made_by, **provenance})
         whole.rename(out)

@@ -45,9 +45,7 @@ class Entry(msgspec.Struct, frozen=True):
         return self.data_offsets[1] - self.data_offsets[0]
 
     def type(self) -> torch.dtype:
-        """Raises:
-        ValueError: it is not of a plain dtype, or its bytes are not what its shape takes.
-        """
+        """ValueError: not a plain dtype, or its bytes are not what its shape takes."""
         if (dtype := DTYPES.get(self.dtype)) is None:
             raise ValueError(f"is {self.dtype}; plain dtypes are {', '.join(DTYPES)}")
         wanted = dtype.itemsize
@@ -59,11 +57,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def length(first: bytes, size: int) -> int:
-    """Of the header of a file of so many bytes, by its first eight.
-
-    Raises:
-        ValueError: it is longer than it may be.
-    """
+    """Of the header of a file of `size` bytes, by its first eight. ValueError: it is longer than it may be."""
     found = int.from_bytes(first[:8], "little")
     if len(first) < 8 or found > min(size - 8, MOST_HEADER):
         raise ValueError("not a safetensors file, or cut short")
@@ -71,15 +65,7 @@ def length(first: bytes, size: int) -> int:
 
 
 def entries(text: bytes, data: int) -> dict[str, Entry]:
-    """The tensors by name.
-
-    Args:
-        text: the header.
-        data: bytes that follow it.
-
-    Raises:
-        ValueError: it is no header of so many bytes.
-    """
+    """The tensors by name, of a header that `data` bytes follow. ValueError: it is none."""
     try:
         found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         found.pop("__metadata__", None)
@@ -96,12 +82,7 @@ def entries(text: bytes, data: int) -> dict[str, Entry]:
 
 
 def of(file: io.FileIO, size: int) -> tuple[dict[str, Entry], int]:
-    """The tensors of an open file of so many bytes, and where their data begin.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a safetensors file.
-    """
+    """The tensors of an open file, and where their data begin. OSError; ValueError: not a safetensors file."""
     first = bytearray(min(8, size))
     files.fill(file, memoryview(first))
     text = bytearray(length(bytes(first), size))
@@ -111,11 +92,7 @@ def of(file: io.FileIO, size: int) -> tuple[dict[str, Entry], int]:
 
 
 def nbytes(path: Path) -> int:
-    """Of a file's tensors, as float64 would hold them: what no drafter of their names and shapes is larger than.
-
-    Raises:
-        OSError, ValueError: as `of`.
-    """
+    """Of a file's tensors, as float64 would hold them: the most for a drafter of their shapes. Raises as `of`."""
     with files.regular(path) as (file, size):
         return sum(
             entry.nbytes // DTYPES.get(entry.dtype, torch.uint8).itemsize * 8 for entry in of(file, size)[0].values()

@@ -13,11 +13,7 @@ from tlt_server.preflight import model_folder, read_config
 
 
 def find_target(name: str) -> tuple[Path, ModelConfig]:
-    """A target's folder and config, by its folder or its name on the hub.
-
-    Raises:
-        ConfigError: there is none, or no drafter can be made for it.
-    """
+    """A target's folder and config, by its folder or hub name. ConfigError: none, or no drafter can be made for it."""
     folder = model_folder("target", name)
     return folder, target_config(read_config(folder), str(folder / "config.json"))
 
@@ -25,13 +21,10 @@ def find_target(name: str) -> tuple[Path, ModelConfig]:
 def read_tensor(folder: Path, *names: str, like: Tensor | None = None) -> Tensor:
     """The first of `names` that the safetensors files in `folder` hold; of all others the headers alone are read.
 
-    Into this process's own memory: whoever cuts a file short that is mapped ends the process.
-
-    Args:
-        like: whose shape it must have, which is asked before it is read.
+    Not mapped: whoever cuts a mapped file short ends the process.
 
     Raises:
-        ConfigError: they hold none of them, it is of another shape, or one of the files is damaged.
+        ConfigError: they hold none, it is not of the shape of `like`, or one of the files is damaged.
     """
     try:
         paths = sorted(folder.glob("*.safetensors"))

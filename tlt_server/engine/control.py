@@ -52,7 +52,7 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
             state.speculation.interrupted()
         if isinstance(recv_req, UPDATES) and output.success and state.drafter is not None:
             # told alike on all ranks: when a publication ends by silence, each of them knows by its own clock
-            state.drafter.watchdog.published()
+            state.drafter.watchdog.hear("target")
         return output
 
 
@@ -161,7 +161,7 @@ def _publish(router: Any, ask: messages.OfWeights) -> None:
         case messages.Release(tags):
             if router.state.sharing is not None:
                 router.state.sharing.wait()  # it reads what may be offloaded
-            router.memory.lend(tags)
+            router.memory.release(tags)
         case messages.Resume(tags):
             router.memory.take_back(tags)
 

@@ -17,7 +17,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A session of weight updates begins.
 
     selector: for its calls that have none.
-    allow_partial: what it does not carry stays in force.
+    allow_partial: what it does not carry stays active.
     """
 
     selector: str | None = None
@@ -37,13 +37,13 @@ class Continuing(msgspec.Struct, frozen=True, tag="continuing"):
 
 
 class Name(msgspec.Struct, frozen=True, tag="name"):
-    """The trainer names the weights in force."""
+    """The trainer names the active weights."""
 
     weight_version: str
 
 
 class ReadVersions(msgspec.Struct, frozen=True, tag="read_versions"):
-    """Which versions are in force?"""
+    """Which versions are active?"""
 
 
 class ReadEvents(msgspec.Struct, frozen=True, tag="read_events"):
@@ -62,13 +62,13 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit"):
-    """Put the drafter of this version in force, if every rank has it staged."""
+    """Activate the drafter of this version, if every rank has it staged."""
 
     version: int
 
 
 class RollBack(msgspec.Struct, frozen=True, tag="roll_back"):
-    """Put the drafter of before in force."""
+    """Activate the drafter of before."""
 
 
 class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
@@ -112,7 +112,7 @@ class HearTrainer(msgspec.Struct, frozen=True, tag="hear_trainer"):
 
 
 class Hold(msgspec.Struct, frozen=True, tag="hold"):
-    """Run no step until memory of these tags is released, or this is taken back: all replicas lend, or none does."""
+    """Run no step until memory of these tags is released, or this is taken back: all replicas do, or none."""
 
     on: bool
     tags: list[str] | None = None
@@ -152,7 +152,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one replica answers.
 
     refusal: why nothing was done; None where it was.
-    out_of_turn: whether it was refused for what is in force, not for what it is.
+    out_of_turn: whether it was refused for what is active, not for what it is.
     invalid: whether it was refused for settings that cannot be.
     failure: what went wrong on our side, where it did.
     devices: of all ranks of the replica.

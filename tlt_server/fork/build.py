@@ -8,11 +8,9 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from tlt_server.errors import ForkError
-from tlt_server.fork.header import mark
-from tlt_server.fork.host import Host, require_host, require_python, this_python
 from tlt_server.fork.metadata import fork_version, rewrite_metadata, rewrite_version
-from tlt_server.fork.patching import apply_series, check_after, check_before
-from tlt_server.fork.pristine import SGLANG, Release, fetch
+from tlt_server.fork.patching import apply_series, check_after, check_before, mark
+from tlt_server.fork.pristine import SGLANG, Host, Release, fetch, require_host, require_python, this_python
 from tlt_server.fork.series import Image, Series, load_images, load_series, sha256
 from tlt_server.fork.wheelfile import Entry, write_wheel
 
@@ -37,10 +35,9 @@ def build_fork(
     release: Release = SGLANG,
     host: Host | None = None,
 ) -> Built:
-    """Make the fork's wheel for Python `python` ("3.11", by default the running one) in the folder `out`.
+    """Make the fork's wheel for `python` ("3.11"; the running one) in `out`, of a local pristine `wheel` or a download.
 
-    `wheel` is a local copy of the pristine wheel; without one it is downloaded. `root`, `release` and `host` are ours
-    unless a test says otherwise. Raises ForkError or PatchError, and then leaves nothing behind.
+    Raises ForkError or PatchError, and then leaves nothing behind.
     """
     require_host(host or Host.here())
     python = python or this_python()

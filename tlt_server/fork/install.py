@@ -14,19 +14,17 @@ from packaging.utils import parse_wheel_filename
 
 from tlt_server.errors import ForkError
 from tlt_server.fork.build import build_fork, is_fork_wheel
-from tlt_server.fork.environment import Environment
-from tlt_server.fork.host import Host, require_host, require_python
-from tlt_server.fork.installers import install_command, reinstall_options
+from tlt_server.fork.environment import Environment, install_command, reinstall_options
 from tlt_server.fork.metadata import GPU, fork_version
+from tlt_server.fork.pristine import Host, require_host, require_python
 from tlt_server.fork.series import load_images, load_series
 from tlt_server.fork.status import Verdict, check
 
 
 def install_fork(extra: str | None = None, python: Path | None = None, pristine: Path | None = None) -> bool:
-    """Build the fork for the interpreter `python`, by default the running one, and install it there.
+    """Build the fork for an interpreter, by default the running one, of a local `pristine` wheel, and install it there.
 
-    `extra` is "gpu" or none, `pristine` a local copy of the upstream wheel. Returns False, without building, where the
-    fork and what it needs are there already. Raises what `build_fork` and `install` raise.
+    Returns False, without building, where it is complete already. Raises what `build_fork` and `install` raise.
     """
     require_host(Host.here())
     environment = Environment.of(python or Path(sys.executable))

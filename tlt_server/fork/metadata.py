@@ -1,8 +1,7 @@
 """What the fork says of itself to installers: its version and its requirements.
 
-Upstream requires every package that any of its models or kernels may want, most of them CUDA, and one torch. Text
-serving needs far less. The fork's core is CORE; upstream's own list stands word for word in the extra `gpu`, beside
-upstream's other extras.
+Upstream requires every package that any of its models or kernels may want. The fork's core is CORE, which text serving
+needs; upstream's own list stands word for word in the extra `gpu`, beside upstream's other extras.
 """
 
 import hashlib

@@ -5,15 +5,15 @@ from whatever lies above it, that is checked before the first patch, and each pa
 """
 
 import os
+import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
 from tlt_server.errors import ForkError, PatchError
-from tlt_server.fork.header import mark
 from tlt_server.fork.series import IMAGES, Image, Patch, Series, sha256
 
 
@@ -30,10 +30,9 @@ class PatchedFile:
 
 
 def apply_series(series: Series, pristine: ZipFile) -> Mapping[str, PatchedFile]:
-    """Apply every patch, strictly and in order, to the files that it names.
+    """Apply every patch, strictly and in order: path in the wheel -> that file.
 
-    Returns path in the wheel -> that file. Raises PatchError, which names the patch and the file, for a patch that git
-    refuses, skips, or that touches anything but .py files.
+    Raises PatchError for a patch that git refuses, skips, or that touches anything but .py files.
     """
     with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
         tree = Path(scratch).resolve()
@@ -137,3 +136,16 @@ def _apply(tree: Path, patch: Patch, paths: list[str]) -> None:
             raise PatchError(f"{patch.path} deletes {path}: a patch changes or adds files")
         if content == before[path]:
             raise PatchError(f"{patch.path} left {path} as it was: git skipped it")
+
+
+# PEP 263: Python looks for an encoding in the first two lines only.
+_CODING = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*[-\w.]+")
+
+
+def mark(source: bytes, changed_by: Sequence[str]) -> bytes:
+    """Put a comment that names `changed_by` above a Python file, below its shebang and its encoding line."""
+    lines = source.splitlines(keepends=True)
+    top = 1 if lines and lines[0].startswith(b"#!") else 0
+    top += 1 if len(lines) > top and _CODING.match(lines[top]) else 0
+    note = f"# Modified by tlt-server ({', '.join(changed_by)}): not the file that the SGLang team published.\n"
+    return b"".join([*lines[:top], note.encode(), *lines[top:]])

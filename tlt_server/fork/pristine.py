@@ -1,5 +1,8 @@
 """The pristine wheel: which one we patch, how it is known, where it comes from."""
 
+import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -7,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tlt_server.errors import ForkError
-from tlt_server.fork.installers import download_command
+from tlt_server.fork.environment import download_command
 from tlt_server.fork.series import sha256
 
 PLATFORM = "manylinux_2_34_x86_64"
@@ -71,3 +74,41 @@ def _download(release: Release, python: str, scratch: Path) -> Path:
             f" with --wheel. `{' '.join(command)}` said:\n{done.stderr.strip()}"
         )
     return scratch / release.wheel_name(python)
+
+
+MIN_GLIBC = (2, 34)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What decides whether a wheel fits a machine. `libc` is e.g. "glibc 2.36", or "" where it is another one."""
+
+    system: str
+    machine: str
+    libc: str
+
+    @staticmethod
+    def here() -> "Host":
+        named = "CS_GNU_LIBC_VERSION" in os.confstr_names
+        return Host(platform.system(), platform.machine(), (os.confstr("CS_GNU_LIBC_VERSION") or "") if named else "")
+
+
+def this_python() -> str:
+    """Version of the running interpreter, e.g. "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def require_host(host: Host) -> None:
+    """Raise ForkError, naming what was found, unless `host` is Linux on x86-64 with a glibc that is new enough."""
+    needs = f"SGLang {SGLANG.version} runs on Linux x86-64 with glibc {MIN_GLIBC[0]}.{MIN_GLIBC[1]} or newer"
+    if (host.system, host.machine) != ("Linux", "x86_64"):
+        raise ForkError(f"this machine is {host.system} {host.machine}: {needs}")
+    glibc = re.match(r"glibc (\d+)\.(\d+)", host.libc)
+    if glibc is None or (int(glibc[1]), int(glibc[2])) < MIN_GLIBC:
+        raise ForkError(f"this machine has {host.libc or 'a C library that is not glibc'}: {needs}")
+
+
+def require_python(version: str) -> None:
+    """Raise ForkError unless there is a wheel for Python `version` ("3.11")."""
+    if version not in SGLANG.wheels:
+        raise ForkError(f"SGLang {SGLANG.version} is supported on Python {' and '.join(SGLANG.wheels)}, not {version}")

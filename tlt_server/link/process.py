@@ -1,26 +1,148 @@
-"""The link's process: a receiver in a thread, a bridge in an event loop, until the server's process ends it."""
+"""The link's process: a receiver in a thread, a bridge in an event loop; and its keeper in the server's process."""
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterator
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 from tlt_client import AsyncClient, TltClientError
 
-from tlt_server.errors import TltError
+from tlt_server.config import Trainer
+from tlt_server.errors import ConfigError, TltError
 from tlt_server.link.bridge import Bridge, greeting
-from tlt_server.link.settings import LinkSettings
-from tlt_server.wire.receiver import receive
+from tlt_server.wire.messages import READS_TO_SERVER, ModelIdentity
+from tlt_server.wire.server import Receiver, Told, lock_folder
+from tlt_server.wire.sockets import CurveKeys, Link, Outlet
 
 log = logging.getLogger(__name__)
 
 HEALTH_EVERY = 0.5
 """Seconds, until the server serves."""
+FIRST_PAUSE, LONGEST_PAUSE, STEADY, END_WITHIN = 1.0, 30.0, 60.0, 10.0
+"""Seconds: before a process that died is started anew, doubled each time up to a most; of life, after which the pause
+is the first one again; for an orderly end."""
+MEMORY = Path("/dev/shm")
+DRAFTERS_KEPT = 3
+"""At most one whole and one arriving; a third for who else uses the memory."""
+UNKNOWN_BYTES = 2 << 30
+"""Of a drafter that is not in a folder here."""
+
+
+class LinkSettings(NamedTuple):
+    """url, api_key, admin_key: of the server. address: of the trainer. name: of the server. model: what its drafters
+    must fit. folder: where drafters arrive, this server's alone. most: bytes that one may have."""
+
+    url: str
+    api_key: str | None
+    admin_key: str | None
+    address: str
+    name: str
+    curve: CurveKeys | None
+    model: ModelIdentity
+    folder: Path
+    most: int | None = None
+
+
+def settle(
+    trainer: Trainer, url: str, api_key: str | None, admin_key: str | None, model: ModelIdentity, drafter: Path
+) -> LinkSettings:
+    """The link's settings, once it is sure that a link can be made of them.
+
+    Args:
+        url: where the server will answer.
+        drafter: the one that the server starts with; those to come are as large.
+
+    Raises:
+        ConfigError: the address, a key or the folder cannot be used.
+    """
+    name = trainer.name_of(urlsplit(url).port or 0)
+    curve = CurveKeys(Path(trainer.key), Path(trainer.trainer_key)) if trainer.key and trainer.trainer_key else None
+    folder = Path(trainer.folder) if trainer.folder else _folder_for(urlsplit(url).netloc, drafter)
+    Link(trainer.address, READS_TO_SERVER, name, curve).close()
+    Outlet(trainer.features_address, curve).close()
+    os.close(lock_folder(folder))
+    with contextlib.suppress(OSError):  # what was left there is for the receiver
+        folder.rmdir()
+    return LinkSettings(url, api_key, admin_key, trainer.address, name, curve, model, folder, _most_bytes(drafter))
+
+
+def _most_bytes(drafter: Path) -> int:
+    """Of a drafter of the same names and shapes, in whatever dtype."""
+    from tlt_server.drafter import header  # imports torch, of which the link's process has no need
+
+    try:
+        found = sum(header.nbytes(path) for path in drafter.glob("*.safetensors"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"drafter {drafter}: damaged or incomplete ({error}). Copy or download it again") from error
+    return found + header.MOST_HEADER if found else UNKNOWN_BYTES
+
+
+def _folder_for(place: str, drafter: Path) -> Path:
+    """Memory, where drafters fit. Named by where the server answers, so that the next one there clears away what one
+    that was killed together with its link has left."""
+    size = sum(file.stat().st_size for file in drafter.glob("*.safetensors")) or UNKNOWN_BYTES
+    fits = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > DRAFTERS_KEPT * size
+    folder = (MEMORY if fits else Path(tempfile.gettempdir())) / f"tlt-drafters-{os.getuid()}-{place}"
+    if folder.exists() and folder.lstat().st_uid != os.getuid():
+        raise ConfigError(f"drafter folder {folder} is another user's: name one, in [trainer] of a --tlt-config file")
+    return folder
+
+
+# -- in the server's process ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def kept(main: Callable[..., None], *arguments: Any, first_pause: float = FIRST_PAUSE) -> Iterator[None]:
+    """Meanwhile `main(pipe, *arguments)` runs in a process, started anew when it dies. By the pipe's end each side sees
+    the other's death; what this side sends is the word to end."""
+    over, end = Pipe(duplex=False)
+    thread = threading.Thread(target=_keep, args=(over, first_pause, main, arguments), name="link-keeper", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.send_bytes(b"")  # closed, it may still be open in a server's processes, which are forks of this one
+        thread.join()
+        end.close()
+        over.close()
+
+
+def _keep(over: Connection, first_pause: float, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    pause, spawn = first_pause, get_context("spawn")
+    while True:
+        began = time.monotonic()
+        ours, theirs = spawn.Pipe()
+        starter = spawn.Process(target=main, args=(theirs, *arguments))
+        starter.start()
+        theirs.close()
+        starter.join()
+        with ours:
+            if over in wait([ours, over]):
+                with contextlib.suppress(ConnectionError):
+                    ours.send_bytes(b"")
+                if not ours.poll(END_WITHIN):
+                    log.warning("the link to the trainer has not ended after %.0f s; it will when it can", END_WITHIN)
+                return
+        lived = time.monotonic() - began
+        pause = first_pause if lived > STEADY else pause
+        log.warning("the link to the drafter trainer died after %.0f s; it is started anew in %.0f s", lived, pause)
+        if over.poll(pause):
+            return
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+# -- in the link's own ------------------------------------------------------------------------------------------------
 
 
 def run(server: Connection, settings: LinkSettings) -> None:
@@ -36,20 +158,27 @@ def run(server: Connection, settings: LinkSettings) -> None:
     logging.basicConfig(level=logging.WARNING, format="[%(asctime)s link] %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     logging.getLogger("tlt_server").setLevel(logging.INFO)
     try:
-        asyncio.run(_until_told(server, follow(settings)))
+        asyncio.run(_follow_until_told(server, settings))
     except* (TltError, TltClientError) as failed:
-        log.error("the link ends: %s", "; ".join(_reasons(failed)))
+        error: BaseException = failed
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        log.error("the link ends: %s", error)
     finally:
         with contextlib.suppress(OSError):  # it never was, or a folder of the user's holds other files
             settings.folder.rmdir()
 
 
-def _reasons(failed: BaseExceptionGroup[BaseException]) -> Iterator[str]:
-    for error in failed.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _reasons(error)
-        else:
-            yield str(error)
+async def _follow_until_told(server: Connection, settings: LinkSettings) -> None:
+    loop, working = asyncio.get_running_loop(), asyncio.create_task(follow(settings))
+
+    def end() -> None:
+        loop.remove_reader(server.fileno())
+        working.cancel()
+
+    loop.add_reader(server.fileno(), end)
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
 
 
 async def follow(settings: LinkSettings) -> None:
@@ -60,40 +189,21 @@ async def follow(settings: LinkSettings) -> None:
         TltClientError: the server refuses what the link asks.
     """
     transport = httpx.AsyncHTTPTransport(verify=False)  # it speaks to its own server, whoever signed its certificate
-    async with AsyncClient(
-        settings.url, api_key=settings.api_key, admin_key=settings.admin_key, transport=transport
-    ) as client:
+    url, api_key, admin_key, address, name, curve, model, folder, most = settings
+    async with AsyncClient(url, api_key=api_key, admin_key=admin_key, transport=transport) as client:
         while not await client.health():
             await asyncio.sleep(HEALTH_EVERY)
-        greeted = await greeting(client, settings.name, settings.model)
-        log.info(
-            "%s follows the trainer at %s; drafters arrive in %s", settings.name, settings.address, settings.folder
-        )
-        ours, theirs = Pipe()
-        receiving = asyncio.to_thread(
-            receive,
-            settings.address,
-            theirs,
-            greeted.hello,
-            settings.folder,
-            curve=settings.curve,
-            most=settings.most,
-        )
+        greeted, loop = await greeting(client, name, model), asyncio.get_running_loop()
+        log.info("%s follows the trainer at %s; drafters arrive in %s", name, address, folder)
+
+        def told(what: Told) -> None:
+            loop.call_soon_threadsafe(bridge.hear, what)
+
+        receiver = Receiver(Link(address, READS_TO_SERVER, name, curve), greeted.hello, folder, told, most=most)
+        bridge = Bridge(client, receiver.tell, greeted, address, folder)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(receiving)
-                tasks.create_task(Bridge(client, ours, greeted, settings.address, settings.folder).run())
+                tasks.create_task(asyncio.to_thread(receiver.run))
+                tasks.create_task(bridge.run())
         finally:
-            ours.close()  # which ends the receiver
-
-
-async def _until_told(server: Connection, work: Coroutine[Any, Any, None]) -> None:
-    """Runs the work until it ends by an error, or there is something to read."""
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_reader(server.fileno(), told.set)
-    working, waiting = asyncio.create_task(work), asyncio.create_task(told.wait())
-    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if not working.done():
-        working.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await working
+            receiver.stop()

@@ -1,1 +1,1 @@
-"""Which arm decodes the next step: pure Python, no clock, no SGLang. An engine talks to selector.py."""
+"""Which arm decodes the next step: pure Python, no clock, no SGLang. The engine chooses through selector.py."""

@@ -1,16 +1,11 @@
-"""Checkpoints that training hardly waits for, and that a kill at any moment cannot spoil.
+"""Checkpoints that a kill at any moment cannot spoil.
 
     FOLDER/step-00001200/state.safetensors     every tensor that training goes on from
                          facts.json            the marker: written last, so what it lies beside is whole
-    FOLDER/.step-00001250                      being written
+    FOLDER/.step-00001250                      being written; removed at the next start
 
-Whatever else a kill leaves is removed at the next start.
-
-The features in memory are not saved, and there is no place in a data set to come back to: they are gigabytes, of two
-versions of the target at most, and servers send as many anew within minutes. Until then a trainer that was restarted
-waits, so that no feature is learnt from more often for it; the servers go on with the drafter that they have.
-
-Training waits while tensors are copied to host memory; a thread writes them, and each save waits for the one before.
+Features are not saved: servers send as many anew within minutes. Training waits while tensors are copied to host
+memory; a thread writes them, and each save waits for the one before.
 """
 
 import os
@@ -56,12 +51,7 @@ def newest(folder: Path) -> Saved | None:
 
 
 class Checkpoints:
-    """The checkpoints of one trainer; nobody else writes to its folder.
-
-    Args:
-        folder: made if it is not there.
-        keep: how many of the latest stay.
-    """
+    """The `keep` latest checkpoints of one trainer in `folder`, which is made; nobody else writes to it."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self._folder, self._keep = folder, keep
@@ -73,12 +63,10 @@ class Checkpoints:
             shutil.rmtree(left)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Copies the tensors, and returns while they are written; they may change then.
+        """Copies tensors of any device, and returns while they are written with `facts`, as JSON.
 
         Args:
             step: number of the checkpoint; larger than any before.
-            tensors: on any device.
-            facts: what else is needed, as JSON can hold it.
 
         Raises:
             DiskFailed: the checkpoint before could not be written; this one is under way all the same.
@@ -111,11 +99,7 @@ class Checkpoints:
             self._thread.shutdown()
 
     def newest(self) -> Saved | None:
-        """The last checkpoint that is whole, or None.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+        """As the function."""
         return newest(self._folder)
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:

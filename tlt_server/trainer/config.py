@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from tlt_server.config import DrafterKind, beside
+from tlt_server.config import DrafterKind, beside, read_toml
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import is_loopback
 from tlt_server.trainer.learn.loop import Settings
-from tlt_server.trainer.publish.policy import Policy
-from tlt_server.wire.addresses import CurveKeys
+from tlt_server.trainer.publish.gate import Policy
+from tlt_server.wire.sockets import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
@@ -127,14 +127,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises:
             ConfigError: the file is missing or not TOML; a setting is missing, unknown, ill-typed or out of range.
         """
+        said = read_toml(path, dict[str, Any]) if path else {}
+        given = {name: value for name, value in flags.items() if value is not None}
         try:
-            said = msgspec.toml.decode(path.read_bytes()) if path else {}
-        except OSError as error:
-            raise ConfigError(f"config file {path}: {error.strerror}") from error
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"config file {path}: {error}") from error
-        try:
-            given = {name: value for name, value in flags.items() if value is not None}
             return msgspec.convert(defaults | said | given, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"settings of the trainer: {error}") from error

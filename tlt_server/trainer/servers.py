@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tlt_server.trainer.data.targets import Targets
 from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, Message, TargetPublished, TargetShared
-from tlt_server.wire.sender import SILENCE
+from tlt_server.wire.trainer import SILENCE
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,7 @@ class _Server:
 
 
 class Servers:
-    """All that is known of the servers, for one thread.
-
-    Attributes:
-        targets: theirs, under numbers of our own.
-        newest_drafter: the highest version that any was ever given.
-    """
+    """All that is known of the servers, for one thread. newest_drafter: the highest version that any was ever given."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -21,9 +21,9 @@ from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.loop import Metrics, Trainer
+from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import pack
-from tlt_server.trainer.learn.parking import release
 from tlt_server.trainer.publish.folder import Drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Edition, Published
@@ -31,8 +31,8 @@ from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import Message
-from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import Inlet
+from tlt_server.wire.trainer import Sender
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +72,7 @@ class Parts:
 
 
 class Service:
-    """The loop.
-
-    Args:
-        parts: ready to run.
-        is_over: asked between two steps.
-    """
+    """The loop; `is_over` is asked between two steps."""
 
     def __init__(self, parts: Parts, is_over: Callable[[], bool]) -> None:
         self._parts, self._config, self._is_over = parts, parts.config, is_over
@@ -205,11 +200,8 @@ class Service:
             log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
 
     def _may_judge(self) -> bool:
-        """Whether a judgement is due, and tells of what the servers will have.
-
-        While the last drafter is on its way, the one in force is not what the next one will replace: whatever is better
-        than that would be published again and again, each overtaking the one before, and on a slow link none arrive.
-        """
+        """Whether a judgement is due; not while the last drafter is on its way, or on a slow link each would be
+        overtaken by the next and none arrive."""
         frozen, servers = self._parts.trainer.frozen, self._parts.servers
         if not self._judgement_is_due or frozen.version < servers.targets.newest:
             return False
@@ -242,7 +234,7 @@ class Service:
         log.info("drafter %d is published: %s", version, reason)
 
     def _send(self, edition: Edition) -> None:
-        self._parts.sender.publish(edition.version, edition.trained_on, *edition.wired())
+        self._parts.sender.publish(edition.version, edition.trained_on, edition.file())
 
     def _save(self) -> None:
         if (steps := self._parts.trainer.steps) > self._saved:

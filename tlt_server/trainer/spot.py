@@ -57,14 +57,10 @@ class _Worker:
 
 
 class Spot:
-    """All workers' states.
+    """All workers' states, by name; each is BUSY until it is heard of.
 
-    Args:
-        workers: their names; each is BUSY until it is heard of.
-        settle: seconds without load before a worker is IDLE; a gap between two requests is shorter.
-        silence: seconds without a report after which a worker may be serving again for all we know.
-        within: seconds that a worker has to yield.
-        at_least: workers that must be idle together for training to start; once it has, each that is idle joins.
+    settle, silence, within: seconds, as in `SpotSettings`. at_least: workers that must be idle together for training to
+    start; once it has, each that is idle joins.
     """
 
     def __init__(

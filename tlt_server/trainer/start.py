@@ -23,7 +23,7 @@ from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
-from tlt_server.trainer.ending import ended_by_signals
+from tlt_server.trainer.host import ended_by_signals, locked
 from tlt_server.trainer.learn.helper import assist
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.losses import EAGLE, EAGLE3, HASS, Objective
@@ -32,7 +32,6 @@ from tlt_server.trainer.learn.network import NETWORKS, Eagle3
 from tlt_server.trainer.learn.packing import Run, pack
 from tlt_server.trainer.learn.ranks import Place, joined
 from tlt_server.trainer.learn.team import Team
-from tlt_server.trainer.lock import locked
 from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Published
@@ -41,8 +40,8 @@ from tlt_server.trainer.service import MOST_HEARD, Heard, Parts, Service
 from tlt_server.trainer.status import shown
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
-from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import Inlet, Link
+from tlt_server.wire.trainer import Sender
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +103,7 @@ class Learning(NamedTuple):
 
 
 def learning(config: TrainConfig, device: torch.device) -> Learning:
-    """Made by the settings, on a device.
-
-    Raises:
-        ConfigError: a setting that cannot be used.
-    """
+    """Made by the settings, on a device. ConfigError: a setting that cannot be used."""
     target, drafter, start = _models(config, Path(config.folder))
     trainer, (width, _) = _trainer(config, target, drafter, device), _reads(drafter)
     hidden = int(drafter.config["hidden_size"])
@@ -118,11 +113,7 @@ def learning(config: TrainConfig, device: torch.device) -> Learning:
 
 @contextmanager
 def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
-    """All parts of a service; what they hold is released at the end.
-
-    Raises:
-        ConfigError: a setting that cannot be used.
-    """
+    """All parts of a service; what they hold is released at the end. ConfigError: a setting that cannot be used."""
     folder = Path(config.folder)
     with ExitStack() as stack:
         stack.enter_context(locked(folder))
@@ -227,11 +218,7 @@ def _trainer(config: TrainConfig, target: Path, drafter: Drafter, device: torch.
 
 
 def objective_of(config: TrainConfig, drafter: Mapping[str, Any]) -> Objective:
-    """What a drafter with this config.json learns by.
-
-    Raises:
-        ConfigError: a loss that it cannot learn by.
-    """
+    """What a drafter with this config.json learns by. ConfigError: a loss that it cannot learn by."""
     kind = DrafterKind.EAGLE3 if NETWORKS[drafter["architectures"][0]] is Eagle3 else DrafterKind.EAGLE
     objective = OBJECTIVES[config.loss or str(kind)]
     if objective.state and kind is DrafterKind.EAGLE3:

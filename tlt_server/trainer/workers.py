@@ -28,15 +28,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """Which ranks may train.
-
-    The control link's thread tells it what it hears, and of time; the training thread asks between two steps.
+    """Which ranks may train; the control link's thread tells it what it hears, the training thread asks.
 
     Args:
         devices: of each rank.
-        settings: of spot training.
         overdue: called in the control link's thread with a rank that has not given its device back in time.
-        clock: seconds that do not go back.
 
     Raises:
         ConfigError: more are to be free than there are.

@@ -1,6 +1,3 @@
-"""The links between processes: what is said on them (messages.py), the sockets (sockets.py), how a drafter crosses.
-
-On the control link the trainer binds a ROUTER (sender.py) and every server connects a DEALER (receiver.py). It may be
-cut at any moment: a server's whole state is in its `Hello`, which it repeats every second, and a drafter is fetched by
-the receiver, chunk by chunk, each known by its sha256. So a message that is lost, doubled or late does no harm.
-"""
+"""What a rollout server and a drafter trainer say to each other (messages.py), over which sockets (sockets.py), and the
+two ends: server.py, trainer.py. All state of a link is in a server's `Hello`, said again every second, and a drafter is
+fetched by who wants it, chunk by chunk, each known by its sha256: what is lost, doubled or late does no harm."""

@@ -1,9 +1,8 @@
 """Who is connected to a socket that we bind, and how much of our memory each may take.
 
-libzmq bounds messages that wait by their number, and frames by their size, but not a message's frames, none of which is
-handed over before the last one is here; and it takes connections as long as there are file descriptors. So a thread
-hears from libzmq of each connection, asks the kernel how much has come over it, and cuts it where that is too much. A
-peer that was cut wrongly is back within a second, and says all that matters again.
+libzmq bounds waiting messages by number and frames by size, but not a message's frames, none of which is handed over
+before the last is here, nor connections. So a thread hears of each from libzmq, asks the kernel how much came over it,
+and cuts it where that is too much. One that was cut wrongly is back within a second, and says all that matters again.
 """
 
 import contextlib
@@ -27,18 +26,15 @@ LOOK_EVERY = 0.05
 """Seconds, in which a few dozen MiB may come on one machine."""
 FRAME_BYTES = 64
 """Of a frame beside its content, at most: its head and, encrypted, what CURVE adds."""
-LARGE = 1 << 20
-"""Bytes that waited of a connection that is gone, whose memory is worth giving back; `FREED_AFTER` so many seconds."""
-FREED_AFTER = 1.0
+LARGE, FREED_AFTER = 1 << 20, 1.0
+"""Bytes that waited of a connection that is gone, whose memory is worth giving back, so many seconds later."""
 BYTES_RECEIVED = 128
-"""Where Linux says it in `struct tcp_info` (include/uapi/linux/tcp.h)."""
+"""Offset in Linux's `struct tcp_info` (include/uapi/linux/tcp.h)."""
 
 
 class Bounds(NamedTuple):
-    """connections: at most. waiting, in_all: bytes that came and were not taken, of one connection and of all.
-
-    prove_within: seconds until a connection must have brought a message that is one.
-    """
+    """waiting, in_all: bytes that came and were not taken, of one connection and of all. prove_within: seconds until
+    one must have brought a message that can be read."""
 
     connections: int
     waiting: int
@@ -57,22 +53,16 @@ class _Connection:
 
     @property
     def waiting(self) -> int:
-        """Bytes; of a connection of this machine's file system, where its owner alone connects, none are counted."""
+        """Bytes; none are counted over ipc, where the socket's owner alone connects."""
         if self.line.family == socket.AF_UNIX:
             return 0
         info = self.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED + 8)
         received: int = struct.unpack_from("Q", info, BYTES_RECEIVED)[0] if len(info) >= BYTES_RECEIVED + 8 else 0
         return max(received - self.taken, 0)
 
-    def cut(self) -> None:
-        with contextlib.suppress(OSError):  # the peer has
-            self.line.shutdown(socket.SHUT_RDWR)
-
 
 class Doorkeeper:
-    """Of one socket, made before it is bound and closed before it is; `took` is for the thread that reads it.
-
-    name: of the socket, for people.
+    """Of one socket, made before it is bound and closed before it is. name: for the log.
 
     Attributes:
         cut: connections until now.
@@ -90,10 +80,10 @@ class Doorkeeper:
         self._thread.start()
 
     def took(self, frames: "list[zmq.Frame]", *, proves: bool) -> None:
-        """A whole message was read. proves: that its peer is one."""
+        """For the thread that reads the socket: a whole message was read. proves: that its peer is one."""
         size = sum(len(frame) + FRAME_BYTES for frame in frames)
-        with self._lock:
-            if (known := self._open.get(_descriptor(frames[-1]))) is not None:
+        with self._lock, contextlib.suppress(zmq.ZMQError):  # the peer was gone before libzmq asked who it is
+            if (known := self._open.get(int(frames[-1].get(zmq.SRCFD)))) is not None:
                 known.taken += size
                 known.is_proved |= proves
 
@@ -106,82 +96,54 @@ class Doorkeeper:
             while True:
                 while self._events.poll(int(LOOK_EVERY * 1000)):
                     said = recv_monitor_message(self._events)
-                    if said["event"] == zmq.EVENT_MONITOR_STOPPED:
-                        self._forget(*self._open)
-                        return
-                    self._note(said["event"], said["value"])
-                self._look()
+                    with self._lock:
+                        if said["event"] == zmq.EVENT_MONITOR_STOPPED:
+                            self._forget(*self._open)
+                            return
+                        self._note(said["event"], said["value"])
+                with self._lock:
+                    self._look(time.monotonic())
 
     def _note(self, event: int, descriptor: int) -> None:
         self._forget(descriptor)
-        if event == zmq.EVENT_ACCEPTED and (line := _connection(descriptor)) is not None:
-            with self._lock:
-                self._open[descriptor] = _Connection(line)
+        if event == zmq.EVENT_ACCEPTED and (line := _own(descriptor)) is not None:
+            self._open[descriptor] = _Connection(line)
             if len(self._open) > self._bounds.connections:
-                self._cut(self._one_too_many(), f"more than {self._bounds.connections} connections")
+                oldest = next(number for number, each in self._open.items() if not each.is_proved)  # this one is not
+                self._cut(oldest, f"more than {self._bounds.connections} connections")
 
-    def _forget(self, *descriptors: int) -> None:
-        with self._lock:
-            for each in descriptors:
-                if (gone := self._open.pop(each, None)) is not None:
-                    if gone.waiting > LARGE:
-                        self._trim_at = time.monotonic() + FREED_AFTER
-                    gone.line.close()
-
-    def _one_too_many(self) -> int:
-        """The oldest that has proved nothing; else the newest."""
-        unproved = [descriptor for descriptor, each in self._open.items() if not each.is_proved]
-        return unproved[0] if unproved else list(self._open)[-1]
-
-    def _look(self) -> None:
-        now = time.monotonic()
+    def _look(self, now: float) -> None:
         if now > self._trim_at:
             self._trim_at = math.inf
-            _give_memory_back()
-        with self._lock:
-            waiting = {descriptor: each.waiting for descriptor, each in self._open.items()}
-            late = [
-                descriptor
-                for descriptor, each in self._open.items()
-                if not each.is_proved and now - each.since > self._bounds.prove_within
-            ]
-        for descriptor in late:
-            self._cut(descriptor, f"no message that is one within {self._bounds.prove_within:g} s")
+            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+                trim(0)  # glibc keeps a peer's tens of MiB wherever a few bytes after them are in use
+        for descriptor, each in list(self._open.items()):
+            if not each.is_proved and now - each.since > self._bounds.prove_within:
+                self._cut(descriptor, f"no message that is one within {self._bounds.prove_within:g} s")
+        waiting = {descriptor: each.waiting for descriptor, each in self._open.items()}
         total = sum(waiting.values())
         for descriptor, size in sorted(waiting.items(), key=lambda item: -item[1]):
-            if size <= self._bounds.waiting and total <= self._bounds.in_all:
-                break
-            self._cut(descriptor, f"{size} bytes of it wait to be read, {total} in all")
-            total -= size
+            if size > self._bounds.waiting or total > self._bounds.in_all:
+                self._cut(descriptor, f"{size} bytes of it wait to be read, {total} in all")
+                total -= size
 
     def _cut(self, descriptor: int, why: str) -> None:
-        if (known := self._open.get(descriptor)) is None:
-            return
-        known.cut()
+        with contextlib.suppress(OSError):  # the peer has
+            self._open[descriptor].line.shutdown(socket.SHUT_RDWR)
         self._forget(descriptor)
         self.cut += 1
         if self.cut == 1:
             log.warning("a connection to %s is cut: %s; further ones are only counted", self._name, why)
 
-
-def _give_memory_back() -> None:
-    """What was freed, to the system: glibc keeps a peer's tens of MiB wherever a few bytes after them are in use."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
-
-
-def _descriptor(frame: zmq.Frame) -> int:
-    """Of the connection that it came over; -1 where libzmq does not know, for the peer was gone before it asked."""
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError as error:
-        if error.errno != zmq.EINVAL:
-            raise
-        return -1
+    def _forget(self, *descriptors: int) -> None:
+        for gone in [self._open.pop(each) for each in descriptors if each in self._open]:
+            if gone.waiting > LARGE:
+                self._trim_at = time.monotonic() + FREED_AFTER
+            gone.line.close()
 
 
-def _connection(descriptor: int) -> socket.socket | None:
-    """One's own descriptor of it; None where it is gone, and the number may be anything's."""
+def _own(descriptor: int) -> socket.socket | None:
+    """One's own of a connection; None where it is gone, and the number may be anything's."""
     try:
         line = socket.socket(fileno=os.dup(descriptor))
     except OSError:

@@ -1,16 +1,14 @@
-"""Every message of the control link, and how one becomes frames. No pickle anywhere.
+"""Every message between rollout servers and a drafter trainer. What the Structs allow is all that gets in; no pickle.
 
-A message is one frame: the schema version (1 byte), the CRC-32 of the rest (4 bytes, big-endian), and a msgpack map
-whose `type` is the message's name. A `DrafterChunk` has a second frame, its raw bytes; its sha256 is in the update.
-
-A `Rejected` begins with a zero instead of a schema version, and has one form for ever: peers of different versions
-understand each other's, and as what begins with a zero is never answered, two of them cannot reject in circles.
+The first frame: schema version (1 byte), CRC-32 of what follows (4 bytes, big-endian), msgpack. A `DrafterChunk` has a
+second frame, its bytes; a `FeatureHeader` has three more, see `FeatureBatch`. A `Rejected` begins with a zero and has
+one form for ever; such a frame is never answered, so that two releases cannot reject in circles.
 """
 
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,29 +17,26 @@ from msgspec.msgpack import Decoder
 from tlt_server.errors import ConfigError, WireError
 
 SCHEMA_VERSION = 3
-"""Raised when a message changes: a message of another version is rejected whole, never guessed at."""
-
-MAX_CHUNK_BYTES = 4 << 20
+"""Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
-"""Chunks that a receiver may ask for at once."""
+MAX_CHUNK_BYTES = MAX_DIGESTS = 4 << 20  # digests of 256 GiB in chunks of 2 MiB
+MAX_NAME, MAX_REASON, MAX_DEVICES = 256, 2000, 64
+MAX_TOKENS = 1 << 24
+"""Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-MAX_NAME, MAX_REASON, MAX_PATH = 256, 2000, 4096
-"""Characters."""
-MAX_DIGESTS = 4 << 20
-"""Bytes of them: 256 GiB in chunks of 2 MiB."""
-MAX_DEVICES = 64
+T = TypeVar("T")
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """What JSON's numbers hold exactly, and 64 bits with room to add to."""
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
-FilePath = Annotated[str, Meta(max_length=MAX_PATH, pattern=r"^[^\x00]*$")]
+FilePath = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a drafter must fit: the target's architecture (of its config.json), hidden size and vocabulary."""
+    """What a drafter must fit."""
 
     architecture: Name
     hidden_size: Count
@@ -49,11 +44,7 @@ class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """What a target's config.json says of it.
-
-        Raises:
-            ConfigError: it lacks one of the three, or has it as something else.
-        """
+        """By a target's config.json. Raises ConfigError: it lacks one of the three, or has it as something else."""
         (architecture, *_) = config.get("architectures") or [None]
         said = {"architecture": architecture} | {key: config.get(key) for key in ("hidden_size", "vocab_size")}
         try:
@@ -66,19 +57,17 @@ class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of all."""
+    """Of the control link."""
 
 
-# -- server -> trainer, by way of its receiver ----------------------------------------------------------------------
+# -- server -> trainer ------------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
-    """Server's receiver -> trainer, on connecting and every second after: who it is, and its whole state.
+    """On connecting, on every change and every second: the server's whole state.
 
-    server: its name, for people. drafter_version: in force; 0 is the one that the server was started with, or none.
-    newest_drafter: the highest version that the server has been given; it takes only higher ones.
-    shared: where the target's share of a drafter lies, as in `TargetShared`; empty while it does not.
-    devices: that it computes on, by `tlt_server.wire.devices.identity`.
+    drafter_version: active; 0 is the one that the server was started with. newest_drafter: the highest version that it
+    was given; it takes only higher ones. shared: as in `TargetShared`, else empty. devices: `wire.devices.identity`.
     """
 
     server: Name
@@ -92,25 +81,22 @@ class Hello(Message, frozen=True):
 
 
 class TargetPublished(Message, frozen=True):
-    """Server -> trainer, once for each publication. weight_version: the RL trainer's own name for it."""
+    """weight_version: the RL trainer's own name for it."""
 
     target_version: Count
     weight_version: Name
 
 
 class TargetShared(Message, frozen=True):
-    """Server -> trainer, once for each publication, some time after it: what a drafter shares with this target.
-
-    path: a folder on the server's machine with a safetensors file that holds the embedding and, where it has one, the
-        head, under the names that a checkpoint has them; it lies there until the next one does.
-    """
+    """path: a folder on the server's machine, of safetensors files with the embedding and, where there is one, the
+    head, under a checkpoint's names. It lies there until the next one does."""
 
     target_version: Count
     path: FilePath
 
 
 class DrafterSwapped(Message, frozen=True):
-    """Server -> trainer: what became of drafter `version`. drafter_version: the one in force from now on."""
+    """What became of drafter `version`. drafter_version: active from now on."""
 
     version: Count
     outcome: Literal["live", "refused", "rolled_back"]
@@ -119,10 +105,7 @@ class DrafterSwapped(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Server -> trainer, a few times a second; one that cannot be sent at once is dropped.
-
-    running, waiting: requests. lent: some memory of its devices was released, for others than a drafter's trainer.
-    """
+    """A few times a second; dropped where it cannot be sent at once. lent: memory of its devices was released."""
 
     running: Count
     waiting: Count
@@ -130,7 +113,7 @@ class Load(Message, frozen=True):
 
 
 class ChunksWanted(Message, frozen=True):
-    """Receiver -> sender: credit for the chunks [start, stop) of the update with this digest."""
+    """Chunks [start, stop) of the update with this digest."""
 
     digest: Digest
     start: Count
@@ -142,32 +125,31 @@ class ChunksWanted(Message, frozen=True):
 
 
 class DrafterReceived(Message, frozen=True):
-    """Receiver -> sender: the update is whole and verified. Not yet in force: `DrafterSwapped` says that."""
+    """Whole and verified; not active yet."""
 
     version: Count
 
 
 class DrafterRefused(Message, frozen=True):
-    """Receiver -> sender, and to its own server: this update is not taken, and need not be offered again."""
+    """Not taken, and need not be offered again."""
 
     version: Count
     reason: Reason
 
 
-# -- trainer -> server ----------------------------------------------------------------------------------------------
+# -- trainer -> server ------------------------------------------------------------------------------------------------
 
 
 class Heartbeat(Message, frozen=True):
-    """Sender -> receiver, in answer to each `Hello`. newest_drafter: the latest version published; 0 is none yet."""
+    """In answer to each `Hello`. newest_drafter: published last; 0: none."""
 
     newest_drafter: Count
 
 
 class DrafterUpdate(Message, frozen=True):
-    """Sender -> receiver: a drafter to fetch, at publication and after a `Hello` until it is received or refused.
+    """A drafter to fetch, one safetensors file; said at its publication, and after each `Hello` until it is settled.
 
-    version: of the drafter. trained_on: target version. size: bytes of the whole, which is one safetensors file.
-    digests: the sha256 of every chunk, end to end.
+    trained_on: target version. size: bytes. digests: the sha256 of every chunk, end to end.
     """
 
     version: Annotated[int, Meta(ge=1, lt=1 << 53)]
@@ -187,52 +169,93 @@ class DrafterUpdate(Message, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """Names the whole by its contents: the sha256 of the chunks' sha256s."""
+        """Of the whole: the sha256 of the chunks' sha256s."""
         return hashlib.sha256(self.digests).digest()
 
 
 class DrafterChunk(Message, frozen=True):
-    """Sender -> receiver, followed by the chunk's raw bytes: chunk `index` of the update with this digest."""
+    """Followed by the chunk's bytes."""
 
     digest: Digest
     index: Count
 
 
-# -- either way -----------------------------------------------------------------------------------------------------
-
-
 class Rejected(Message, frozen=True):
-    """Either -> either: a message of yours could not be read or used, and was dropped."""
+    """Either way: a message of yours could not be read or used, and was dropped."""
 
     reason: Reason
 
 
-# -- receiver -> its own server, on a pipe --------------------------------------------------------------------------
-
-
-class DrafterReady(Message, frozen=True):
-    """Receiver -> its server: a drafter lies whole and verified at `path`, until a newer one does."""
-
-    version: Count
-    trained_on: Count
-    path: FilePath
-
-
-class TrainerLink(Message, frozen=True):
-    """Receiver -> its server, when it changes: does a trainer answer; messages rejected since the start."""
-
-    connected: bool
-    rejected: Count
-
-
 Notice: TypeAlias = TargetPublished | TargetShared | DrafterSwapped | Load
-ToTrainer: TypeAlias = Hello | Notice | ChunksWanted | DrafterReceived | DrafterRefused
-ToServer: TypeAlias = Heartbeat | DrafterUpdate | DrafterChunk
+READS_TO_TRAINER = Decoder(Hello | Notice | ChunksWanted | DrafterReceived | DrafterRefused)
+READS_TO_SERVER = Decoder(Heartbeat | DrafterUpdate | DrafterChunk)
 
-READS_TO_TRAINER = Decoder(ToTrainer)
-READS_TO_SERVER = Decoder(ToServer)
-READS_NOTICES = Decoder(Notice)
-READS_FROM_RECEIVER = Decoder(DrafterReady | DrafterRefused | TrainerLink)
+# -- server -> trainer, on the features link --------------------------------------------------------------------------
+
+
+class Rows(Struct, frozen=True, forbid_unknown_fields=True):
+    """Consecutive tokens [start, start + count) of one request, under one version of the target.
+
+    rid: the request's id, never that of another. group: 64 bits of a hash of the prompt. prompt_tokens: its length.
+    partial: the target was being written then, so that it was neither that version nor the one before.
+    """
+
+    rid: Name
+    group: Annotated[int, Meta(ge=0)]
+    prompt_tokens: Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
+    start: Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
+    count: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
+    target_version: Count
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start + self.count > MAX_TOKENS:
+            raise ValueError(f"tokens [{self.start}, {self.start + self.count}) of a sequence of {MAX_TOKENS} at most")
+
+
+class FeatureHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """server: as in its `Hello`. dtype: of all states. width: of a row of what the drafter reads."""
+
+    server: Name
+    model: ModelIdentity
+    kind: Literal["eagle", "eagle3"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    width: Annotated[int, Meta(ge=1, lt=1 << 20)]
+    rows: Annotated[tuple[Rows, ...], Meta(min_length=1, max_length=1 << 14)]
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.count for each in self.rows)
+
+
+class FeatureBatch(NamedTuple):
+    """N tokens, those of one `Rows` after those of the one before; little-endian, row-major.
+
+    tokens: [N] int32. hidden: [N, width], what the drafter reads. finals: [N, hidden size], or empty (EAGLE).
+    """
+
+    header: FeatureHeader
+    tokens: Buffer
+    hidden: Buffer
+    finals: Buffer
+
+    def encode(self) -> list[Buffer]:
+        return [sealed(msgspec.msgpack.encode(self.header)), *self[1:]]
+
+    @classmethod
+    def decode(cls, frames: Sequence[Buffer]) -> "FeatureBatch":
+        """Views of the frames. Raises WireError: they are no batch."""
+        if len(frames) != 4:
+            raise WireError(f"features in {len(frames)} frames; they take 4")
+        header = _opened(frames, Decoder(FeatureHeader))
+        item, finals = 4 if header.dtype == "float32" else 2, header.model.hidden_size * (header.kind == "eagle3")
+        wanted = [header.tokens * size for size in (4, header.width * item, finals * item)]
+        if (sizes := [memoryview(frame).nbytes for frame in frames[1:]]) != wanted:
+            raise WireError(f"features of {header.tokens} tokens in frames of {sizes} bytes; they take {wanted}")
+        return cls(header, *frames[1:])
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
 
 
 def short(name: str) -> str:
@@ -241,7 +264,7 @@ def short(name: str) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """The header frame of a message. A reason is cut to what the peer takes."""
+    """The first frame. A reason is cut to what the peer takes."""
     if isinstance(message, Rejected):
         return b"\0" + message.reason[:500].encode(errors="replace")
     if len(getattr(message, "reason", "")) > MAX_REASON:
@@ -250,43 +273,28 @@ def encode(message: Message) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """A header frame of this body."""
     return bytes([SCHEMA_VERSION]) + zlib.crc32(body).to_bytes(4) + body
 
 
-def opened(header: memoryview, frames: int) -> memoryview:
-    """The body of a header frame that came with so many frames.
-
-    Raises:
-        WireError: it is damaged, or of another release.
-    """
-    if len(header) < 5:
-        raise WireError(f"a message of {frames} frames, the first of {len(header)} bytes: no header")
-    if header[0] != SCHEMA_VERSION:
-        raise WireError(f"schema version {header[0]}; this side speaks {SCHEMA_VERSION}: install one release on both")
-    if zlib.crc32(header[5:]) != int.from_bytes(header[1:5]):
-        raise WireError("checksum of the header is wrong: it was damaged on the way")
-    return header[5:]
-
-
 def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, Buffer]:
-    """The message that the frames are, and its raw bytes (empty but for a `DrafterChunk`).
-
-    Args:
-        frames: as they came, without a ROUTER's identity frame.
-        reads: a decoder of the messages that travel this way.
-
-    Raises:
-        WireError: they are not such a message.
-    """
-    header = memoryview(frames[0] if frames else b"")
-    if header and header[0] == 0:
-        return Rejected(reason=bytes(header[1:501]).decode(errors="replace")), b""
-    body = opened(header, len(frames))
-    try:
-        message = reads.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a message that belongs here: {error}") from error
+    """The message, and its raw bytes (empty but for a `DrafterChunk`). Raises WireError: it is none for `reads`."""
+    if frames and bytes(frames[0][:1]) == b"\0":
+        return Rejected(reason=bytes(frames[0][1:501]).decode(errors="replace")), b""
+    message = _opened(frames, reads)
     if len(frames) != 1 + isinstance(message, DrafterChunk):
         raise WireError(f"{type(message).__name__} of {len(frames)} frames")
     return message, frames[1] if len(frames) > 1 else b""
+
+
+def _opened(frames: Sequence[Buffer], reads: Decoder[T]) -> T:
+    frame = memoryview(frames[0] if frames else b"")
+    if len(frame) < 5:
+        raise WireError(f"a message of {len(frames)} frames, the first of {len(frame)} bytes: no header")
+    if frame[0] != SCHEMA_VERSION:
+        raise WireError(f"schema version {frame[0]}; this side speaks {SCHEMA_VERSION}: install one release on both")
+    if zlib.crc32(frame[5:]) != int.from_bytes(frame[1:5]):
+        raise WireError("checksum of the header is wrong: it was damaged on the way")
+    try:
+        return reads.decode(frame[5:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a message that belongs here: {error}") from error

@@ -1,98 +1,44 @@
-"""A drafter update as bytes: the safetensors file that it is, cut into chunks by the sender, joined by the receiver."""
+"""A drafter's file, cut into chunks by the trainer and joined by the server."""
 
 import hashlib
 import io
-import json
-import math
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 from tlt_server.errors import WireError
 from tlt_server.wire.messages import Buffer, DrafterUpdate, ModelIdentity
 
-CHUNK_BYTES = 2 << 20
-"""Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
-
-_ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
-
-
-class Tensor(NamedTuple):
-    """dtype: safetensors' name, as in `BF16`. data: contiguous, little-endian."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: Buffer
-
-
-def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file in memory; a copy, so the tensors may change afterwards. Raises as `safetensors_parts`."""
-    return b"".join(safetensors_parts(tensors, metadata))
-
-
-def safetensors_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
-    """What makes a safetensors file, end to end; the tensors' own memory is not copied.
-
-    Format: https://github.com/huggingface/safetensors#format. Wide items come first, which keeps every tensor aligned.
-
-    Raises:
-        WireError: a dtype that safetensors does not have, or data that do not fill the shape.
-    """
-    for name, tensor in tensors.items():
-        if name == "__metadata__" or tensor.dtype not in _ITEM_BYTES:
-            raise WireError(f"tensor {name} of dtype {tensor.dtype}: safetensors has no such name or dtype")
-    ordered = sorted(tensors.items(), key=lambda item: (-_ITEM_BYTES[item[1].dtype], item[0]))
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, (dtype, shape, data) in ordered:
-        start, end = end, end + memoryview(data).nbytes
-        if end - start != (expected := _ITEM_BYTES[dtype] * math.prod(shape)):
-            raise WireError(f"tensor {name}: {end - start} bytes; {dtype} {shape} takes {expected}")
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *(tensor.data for _, tensor in ordered)]
-
 
 class Outgoing:
-    """An update as the sender holds it: `header`, and the chunks that it tells of."""
+    """An update: `header`, and the chunks that it tells of."""
 
     def __init__(self, file: bytes, version: int, trained_on: int, model: ModelIdentity, chunk_bytes: int) -> None:
-        self._file = memoryview(file)
-        self._chunk_bytes = chunk_bytes
+        self._file, self._chunk_bytes = memoryview(file), chunk_bytes
+        chunks = map(self.chunk, range(-(-len(file) // chunk_bytes)))
         with ThreadPoolExecutor() as pool:  # hashing gives the interpreter lock away
-            digests = b"".join(pool.map(self._sha256, range(-(-len(file) // chunk_bytes))))
-        size = len(file)
+            digests = b"".join(pool.map(lambda chunk: hashlib.sha256(chunk).digest(), chunks))
         self.header = DrafterUpdate(
-            version=version, trained_on=trained_on, model=model, size=size, chunk_bytes=chunk_bytes, digests=digests
+            version=version,
+            trained_on=trained_on,
+            model=model,
+            size=len(file),
+            chunk_bytes=chunk_bytes,
+            digests=digests,
         )
         self.digest = self.header.digest
 
     def chunk(self, index: int) -> memoryview:
         return self._file[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
-    def _sha256(self, index: int) -> bytes:
-        return hashlib.sha256(self.chunk(index)).digest()
-
 
 class Incoming:
-    """An update as the receiver joins it: a file that grows by one verified chunk after another.
-
-    The file is named by the update's contents, so what an earlier life of the receiver left of the same update is found
-    again. Every method that touches the file raises OSError where the disk does.
-    """
+    """A drafter on its way: a file, named by its contents, that grows by one verified chunk after another; a later life
+    of the receiver goes on with it. Methods raise OSError where the disk does."""
 
     def __init__(self, header: DrafterUpdate, folder: Path) -> None:
-        self.header = header
-        self.digest = header.digest
+        self.header, self.digest = header, header.digest
         self.path = folder / f"{self.digest.hex()[:16]}.partial"
-        self.next = 0
+        self.next = self.asked = self.damaged = 0
         self._file: io.FileIO | None = None
 
     @property

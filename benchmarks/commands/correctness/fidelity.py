@@ -23,6 +23,7 @@ from tlt_server.demo.reference import Reference
 from tlt_server.demo.training.corpus import collate, worked_solutions
 from tlt_server.results import Figures, Result
 
+MEASURES = ("benchmarks/models",)
 SOLUTIONS, SEED = 16, 5
 AT_ONCE = 4  # solutions in a pass: bounds the memory of a large vocabulary's logits
 

@@ -37,6 +37,7 @@ from tlt_server.demo.task import problems
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs")
 ByCase = dict[str, list[Tokens]]
 SEED = 2026
 PROMPT = 4  # tokens: few, so that each ancestor in a draft weighs in attention

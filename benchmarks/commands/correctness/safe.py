@@ -18,6 +18,13 @@ from benchmarks.lib import parts
 from benchmarks.lib.command import EMBEDDED, Models, parser
 from tlt_server.results import Figures, Result
 
+MEASURES = (
+    "tlt_server/api",
+    "tlt_server/engine/loading",
+    "tlt_server/engine/weights",
+    "tlt_server/link",
+    "tlt_server/wire",
+)
 COUNTS: Mapping[str, int] = {
     "requests": 1500,
     "routes": 1000,

@@ -32,6 +32,7 @@ from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
 
+MEASURES = ("tlt_server/trainer", "tlt_server/engine/features", "tlt_server/engine/weights")
 SMOKE = Plan(
     steps=2, switch=1, lesson_steps=1, updates=1, solutions=4, prompts=2, group=2, max_new_tokens=96, held_out=4,
     control_rollouts=8,

@@ -38,6 +38,7 @@ from tlt_server.trainer.publish.folder import load_drafter, load_frozen
 from tlt_server.trainer.publish.gate import accept_length
 from tlt_server.trainer.start import OBJECTIVES
 
+MEASURES = ("tlt_server/trainer/learn",)
 KINDS = {"eagle": DrafterKind.EAGLE, "hass": DrafterKind.EAGLE, "eagle3": DrafterKind.EAGLE3}
 """The drafter that a loss is for."""
 WORDS = {"eagle": "EAGLE, 1 step", "hass": "HASS, 3 steps", "eagle3": "EAGLE-3, 7 steps"}
@@ -110,7 +111,7 @@ def measured(plan: Plan, seeds: Sequence[int]) -> dict[str, dict[int, float]]:
 
 
 def figures(plan: Plan, found: Mapping[str, Mapping[int, float]]) -> Figures:
-    """As benchmarks/README.md defines them."""
+    """As docs/results define them."""
     made: Figures = {name: getattr(plan, name) for name in ("rollouts", "judged", "steps", "entries")}
     made["seeds"] = len(next(iter(found.values())))
     for name, lengths in found.items():

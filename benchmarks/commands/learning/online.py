@@ -31,6 +31,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
 from tlt_server.results import Result
 
+MEASURES = ("tlt_server/trainer", "tlt_server/engine/features")
+
 
 class Kept(msgspec.Struct, frozen=True):
     """A seed's run, and what it was a run of. made: where and how, a result without figures: who reports may be another

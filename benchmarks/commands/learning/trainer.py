@@ -35,6 +35,8 @@ from tlt_server.results import Figures, Result
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.packing import Pack, Run, pack
 
+MEASURES = ("tlt_server/trainer",)
+
 
 class Size(NamedTuple):
     """How much to measure. rollouts: at most. rounds: of all ways of batching. times: of saves and yields."""

@@ -1,6 +1,7 @@
-"""Writes what README.md and benchmarks/README.md show of code and of kept results."""
+"""Writes the generated parts of README.md, benchmarks/README.md and docs/: of kept results, and of code."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from benchmarks.lib import tables
 from benchmarks.lib.adaptation import shown as adaptation
 from benchmarks.lib.online import shown as online
 from benchmarks.lib.profiling import breakdown
+from benchmarks.lib.project.answers import answers
 from benchmarks.lib.reload import shown
 from benchmarks.lib.tables import RESULTS
 from benchmarks.lib.training import shown as training
@@ -23,11 +25,12 @@ from tlt_server.errors import ConfigError
 from tlt_server.support import as_markdown
 
 TOP = Path(__file__).parents[3]
-READMES = (TOP / "README.md", TOP / "benchmarks/README.md")
+PAGES = (TOP / "README.md", TOP / "benchmarks/README.md", *sorted((TOP / "docs").rglob("*.md")))
+RESULT_PAGES = TOP / "docs/results"
 TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200")  # tables that are read together
 TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
-    "faster": (tables.headline, ["speedup.h200"]),
+    "faster": (tables.headline, ["strategy.h200"]),
     "speedup": (tables.speedup, ["speedup.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
     "context": (tables.context, ["context.h200"]),
@@ -56,8 +59,8 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
 PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu", "drain", "drain_cpu")
 
 
-def blocks(folder: Path = RESULTS) -> dict[str, str]:
-    """The generated parts of the READMEs, by the name in the comments around them.
+def blocks(folder: Path = RESULTS, beside: Path = RESULT_PAGES) -> dict[str, str]:
+    """The generated parts of pages that lie in `beside`, by the name in the comments around them.
 
     Raises:
         ConfigError: a table would be of several machines or revisions, or tables that are read together of several
@@ -65,21 +68,22 @@ def blocks(folder: Path = RESULTS) -> dict[str, str]:
     """
     kept = {path.stem: results.read(path) for path in folder.glob("*.json")}
     tables.require_one_origin([kept[stem] for stem in TOGETHER if stem in kept], of=["machine"])
-    made = {"matrix": as_markdown()}
+    made = {"matrix": as_markdown(), "answers": answers(kept)}
+    plots = os.path.relpath(RESULTS / "plots", beside)
     for name, (table, stems) in TABLES.items():
         if not all(stem in kept for stem in stems):
             made[name] = "Not measured yet."
             continue
         sources = [kept[stem] for stem in stems]
         tables.require_one_origin(sources)
-        picture = f"\n\n![{stems[0]}](results/plots/{stems[0]}.svg)" if name in PLOTTED else ""
+        picture = f"\n\n![{stems[0]}]({plots}/{stems[0]}.svg)" if name in PLOTTED else ""
         made[name] = table(*sources) + picture
     return made
 
 
-def filled(text: str, folder: Path = RESULTS) -> str:
-    """A README with its generated parts made anew."""
-    made = blocks(folder)
+def filled(text: str, folder: Path = RESULTS, beside: Path = RESULT_PAGES) -> str:
+    """A page that lies in `beside` with its generated parts made anew."""
+    made = blocks(folder, beside)
     pattern = rf"(<!-- ({'|'.join(made)}) -->\n).*?(?=<!-- /\2 -->)"
     return re.sub(pattern, lambda found: f"{found[1]}{made[found[2]]}\n", text, flags=re.DOTALL)
 
@@ -87,8 +91,8 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 def main(argv: Sequence[str]) -> None:
     argparse.ArgumentParser(prog="python -m benchmarks docs", description=__doc__).parse_args(argv)
     try:
-        for readme in READMES:
-            readme.write_text(filled(readme.read_text()))
+        for page in PAGES:
+            page.write_text(filled(page.read_text(), beside=page.parent))
     except ConfigError as error:
         sys.stderr.write(f"docs: {error}\n")
         sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""Kept results as pictures, PNG and SVG:  python -m benchmarks plots [--out FOLDER]
+"""Kept results as pictures, PNG and SVG.
 
 Each holds the SHA-256 of the result that it shows, so that a test can say whether it is up to date.
 """

@@ -31,6 +31,7 @@ from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
 from tlt_server.results import Figures, Result
 
+MEASURES = ("tlt_server/engine/weights",)
 PROMPTS, TOKENS = 32, 128
 GREEDY = 4
 Checksums = dict[str, str]

@@ -36,6 +36,7 @@ from tlt_server.launch import has_gpu
 from tlt_server.metrics import SpecCounts
 from tlt_server.results import Figures
 
+MEASURES = ("tlt_server/engine/weights", "tlt_server/api")
 ROUTES = ("disk", "tensor", "distributed", "ipc")
 STREAMS, TOKENS = 16, 200
 BETWEEN_S = 0.05

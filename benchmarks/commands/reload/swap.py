@@ -40,6 +40,7 @@ from tlt_server.engine.decode.steplog import SettledStep, read_steps
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 
+MEASURES = ("tlt_server/engine/weights", "tlt_server/trainer/publish", "tlt_server/link", "tlt_server/wire")
 SEED = 5
 NOISE = 0.005
 """Of a good drafter, as a share of each tensor's deviation: it drafts as well as the one it was made of."""

@@ -20,6 +20,7 @@ from tlt_server.config import Arm
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs")
 # four deep chains side by side would not fit
 GPU_GROUPS = (((1, 2), (3, 3), (5, 5), (7, 2)), ((3, 4), (5, 6), (7, 7), (7, 8)))
 CPU_GROUPS = (((1, 2), (3, 3), (3, 4)),)

@@ -31,6 +31,7 @@ from tlt_server.preflight import read_config
 from tlt_server.process import free_port
 from tlt_server.results import Figures, Result
 
+MEASURES = ("tlt_server/engine/features", "tlt_server/link", "tlt_server/wire")
 ARM = Arm(3, 1, 4)
 FEATURES = {PLAIN: "on = false", "default": "", "everything": "budget_mb_s = 1e9"}
 """Of each side; the one that others are compared with has the name that comparisons know."""

@@ -21,6 +21,7 @@ from tlt_server.config import Arm
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs")
 ARMS = {Arm(3, 1, 4): 3, Arm(7, 1, 8): 6}  # with the accept length that is simulated
 TOKENS = 256
 ROOM = 64  # at the end of the context, which speculation reserves

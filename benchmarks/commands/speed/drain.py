@@ -37,6 +37,7 @@ from tlt_server.launch import has_gpu
 from tlt_server.process import tail
 from tlt_server.results import Figures, Result
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/strategy")
 REQUESTS = (128, 512)
 CPU_REQUESTS = (16,)
 SMOKE_REQUESTS = (4,)

@@ -26,6 +26,7 @@ from tlt_server.results import Figures, Result
 from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, PLAIN, VERIFICATION
 from tlt_server.strategy.settings import from_client
 
+MEASURES = ("tlt_server/engine/graphs",)
 ARMS = (Arm(3, 1, 4), Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 32))
 ONE, NAIVE, POOL = "one", "naive", "pool"
 KINDS = (VERIFICATION, DRAFTING, DRAFT_EXTEND, PLAIN)

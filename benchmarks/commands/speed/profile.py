@@ -31,6 +31,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs")
+
 
 def analyse(recordings: Recordings, folder: Path, bandwidth: float, peak: float) -> Figures:
     """The figures of all recordings; prints each step.

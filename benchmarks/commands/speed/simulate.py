@@ -18,6 +18,7 @@ from benchmarks.simulation.scenes import SCENES, Scene, far, near, passes
 from tlt_server.results import Figures, measured_here, write
 from tlt_server.strategy.arms import Choice
 
+MEASURES = ("tlt_server/strategy",)
 MODES = ("bandit", "paper")
 BATCHES = (1, 8, 64, 128)
 DRAINED = (32, 128)

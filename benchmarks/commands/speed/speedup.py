@@ -21,6 +21,7 @@ from tlt_server.config import Arm
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs")
 CHAINS = [Arm(steps, 1, steps + 1) for steps in (1, 3, 5, 7)]
 TREES = {Arm(5, 4, 8): 128, Arm(5, 4, 16): 64, Arm(8, 4, 32): 16}  # arms, and the largest batch each is asked
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -34,6 +34,7 @@ from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 from tlt_server.strategy.settings import from_client
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/strategy")
 ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)

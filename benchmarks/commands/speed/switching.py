@@ -37,6 +37,7 @@ from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
 from tlt_server.results import Figures, Result
 
+MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/strategy")
 ARMS = (Arm(3, 1, 4), Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 48))
 BATCHES = (1, 4, 8, 32, 128)
 PAIRS = (

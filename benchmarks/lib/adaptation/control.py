@@ -14,7 +14,7 @@ from benchmarks.lib.adaptation.arms import trainer_config
 from benchmarks.lib.training.rollouts import runs, state_dtype
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
-from tlt_server.demo.checkpoint import load_drafter, load_target
+from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.task import problems, training_problems
 from tlt_server.demo.training.corpus import Sequence, batches
 from tlt_server.demo.training.evaluate import judge, walk
@@ -60,9 +60,9 @@ def converged(more: int, rollouts: int, judged: int) -> Figures:
     """
     device = _device()
     target = load_target(default_paths()[0]).to(device).requires_grad_(False)
-    first, longer = (load_drafter(default_paths()[1]).to(device) for _ in range(2))
-    data = batches(_rollouts(target, rollouts, 1, 1024), BATCH_TOKENS, 1, device)
-    optimise("longer", longer, lambda batch: drafter_loss(target, longer, batch), data, more, RATE)
+    first, longer = (drafters.load_drafter(default_paths()[1]).network.to(device) for _ in range(2))
+    data = batches(_rollouts(target, rollouts, 1, 1024), BATCH_TOKENS, 1)
+    optimise("longer", longer, lambda batch: drafter_loss(target, longer, batch, BATCH_TOKENS), data, more, RATE)
     prompts = [problem.prompt for problem in problems(judged, 1)]
     held_out = sample(target, _encoded(prompts), 1, 1024)
     found = {}

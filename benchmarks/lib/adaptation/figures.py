@@ -40,7 +40,7 @@ Runs = Mapping[int, Run]
 
 
 def figures(runs: Mapping[str, Runs], switch: int) -> Figures:
-    """All figures that the runs give; benchmarks/README.md says what each is.
+    """All figures that the runs give; docs/results say what each is.
 
     Args:
         runs: by arm.

@@ -28,7 +28,7 @@ class Run:
 
 
 def figures(runs: Mapping[int, Run]) -> Figures:
-    """Of all runs, by seed; benchmarks/README.md says what each is."""
+    """Of all runs, by seed; docs/results say what each is."""
     found: Figures = {"seeds": len(runs)}
     found |= {name: fmean(run.counted[name] for run in runs.values()) for name in next(iter(runs.values())).counted}
     samples = {arm: {seed: _sample(run.judged[arm]) for seed, run in runs.items()} for arm in ARMS}

@@ -1,6 +1,5 @@
 """How a drafter's trainer gets a drafter into a server: by a path that the server reads, or over ZMQ."""
 
-import json
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping
@@ -15,9 +14,8 @@ from tlt_server.errors import ServerFailed
 from tlt_server.preflight import read_config
 from tlt_server.process import free_port
 from tlt_server.wire.messages import READS_TO_TRAINER, Buffer, DrafterUpdate, Message, ModelIdentity
-from tlt_server.wire.sender import Sender
 from tlt_server.wire.sockets import TRAINER, Link
-from tlt_server.wire.update import Tensor
+from tlt_server.wire.trainer import Sender
 
 EVENT_S = 60.0
 """Within which what was pushed must be in force."""
@@ -161,23 +159,11 @@ def _trainer(address: str, model: ModelIdentity, pipe: Connection) -> None:
     try:
         while True:
             version, drafter = pipe.recv()
-            sender.publish(version, 0, _read(drafter))
+            (file,) = drafter.glob("*.safetensors")
+            sender.publish(version, 0, file.read_bytes())
     except EOFError:
         sender.stop()
         running.join()
-
-
-def _read(drafter: Path) -> dict[str, Tensor]:
-    """The tensors of a drafter's one file, as they lie in it."""
-    (file,) = drafter.glob("*.safetensors")
-    data = memoryview(file.read_bytes())
-    begin = 8 + int.from_bytes(data[:8], "little")
-    header: dict[str, Any] = json.loads(bytes(data[8:begin]))
-    header.pop("__metadata__", None)
-    return {
-        name: Tensor(of["dtype"], tuple(of["shape"]), data[slice(*(begin + at for at in of["data_offsets"]))])
-        for name, of in header.items()
-    }
 
 
 def _swapped(events: Events, version: int, sent: float) -> Swap:

@@ -16,8 +16,8 @@ from benchmarks.lib.command import SEED
 from benchmarks.lib.training.jobs import Job
 from tlt_server.results import Figures
 from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.packing import Pack, Run, pack
-from tlt_server.trainer.learn.parking import release
 from tlt_server.trainer.spot import Spot, Start, State, Yield
 
 WORKER = "here"

@@ -112,12 +112,6 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def do_PUT(self) -> None:
-        self.do_POST()
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         fields = json.loads(body) if body else {}
@@ -142,6 +136,8 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.changed:
                 self.server.running -= self.path == "/generate"
                 self.server.changed.notify_all()
+
+    do_GET = do_PUT = do_POST
 
     def answer(self, status: int, body: Any, **headers: str) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()

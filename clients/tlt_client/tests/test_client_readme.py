@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand but for the address."""
+"""The examples of the READMEs, the client's and that above all, run as they stand but for the address."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from sglang_stand_in import serving
 
-README = Path(__file__).parent.parent / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-PRINTED = ["9 stop None -0.4", "[[1, 2, 3], [4, 5, 6]]", "Why is the sky blue?\n all well"]
+CLIENT = Path(__file__).parent.parent
+PAGES = [CLIENT / "README.md", CLIENT.parent.parent / "README.md"]
+EXAMPLES = [each for page in PAGES for each in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)]
+PRINTED = ["9 stop None -0.4", "[[1, 2, 3], [4, 5, 6]]", "Why is the sky blue?\n all well", "15 None stop"]
 
 
 @pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED, strict=True)))

@@ -1,32 +1,23 @@
 """The client that awaits, for asyncio. The same flows as `tlt_client.client`, run by an event loop."""
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
-from tlt_client.batches import harvest
+from tlt_client import schemas
 from tlt_client.errors import TltClientError
-from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
+from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import (
-    Drafter,
-    DrafterTrainer,
-    DrafterUpdate,
-    Event,
-    Load,
-    SharedTarget,
-    Speculation,
-    Status,
-    StrategyUpdate,
-)
-from tlt_client.session import Session, Streaming
+from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
+from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's own from Python 3.11 on
 
 T = TypeVar("T")
 A = TypeVar("A", bound="AsyncClient")
@@ -42,28 +33,11 @@ class AsyncClient:
         self,
         base_url: str,
         *,
-        api_key: str | None = None,
-        admin_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        retry: Retry | None = None,
-        connect_timeout_s: float = 10.0,
-        read_timeout_s: float | None = None,
-        control_timeout_s: float = 60.0,
-        max_concurrency: int = 256,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        draw: Callable[[], float] = random.random,
+        **options: "Unpack[Options]",
     ) -> None:
-        self._session = Session(
-            policy=Policy(retry or Retry(), clock, draw),
-            api_key=api_key,
-            admin_key=admin_key,
-            connect_timeout_s=connect_timeout_s,
-            read_timeout_s=read_timeout_s,
-            control_timeout_s=control_timeout_s,
-            max_concurrency=max_concurrency,
-        )
-        self._sleep = sleep
+        self._session, self._sleep = Session(**options), sleep
         url = base_url_of(base_url)
         if transport is None:
             transport = httpx.AsyncHTTPTransport(
@@ -72,75 +46,33 @@ class AsyncClient:
         self._http = httpx.AsyncClient(base_url=url, transport=transport)
 
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        rid: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> Rollout:
-        (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
-        )
-        return await self._run(self._session.rollout(sample))
+        return await self._run(self._session.rollout(self._session.one(prompt, sampling, **asked)))
 
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        **asked: "Unpack[Asked]",
     ) -> list[Rollout]:
-        return await self._all(
-            self._session.samples(
-                prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
-            )
-        )
+        return await self._all(self._session.samples(prompts, sampling, **asked))
 
     async def generate_group(
-        self,
-        prompt: Prompt,
-        n: int,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, n: int, sampling: SamplingParams | None = None, **asked: "Unpack[Asked]"
     ) -> list[Rollout]:
-        return await self._all(
-            self._session.group(
-                prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
-            )
-        )
+        return await self._all(self._session.group(prompt, n, sampling, **asked))
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        rid: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> AsyncGenerator[Chunk, None]:
         """To leave the loop early, iterate inside `contextlib.aclosing`: else the loop closes it when it gets to it."""
-        (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
-        )
-        return self._chunks(Streaming(self._session, sample))
+        return self._chunks(Streaming(self._session.policy, self._session.one(prompt, sampling, **asked)))
 
     async def health(self) -> bool:
         return await self._run(self._session.healthy())
 
-    async def status(self) -> Status:
+    async def status(self) -> schemas.Status:
         return await self._run(self._session.status())
 
     async def server_info(self) -> dict[str, Any]:
@@ -158,28 +90,28 @@ class AsyncClient:
     async def flush_cache(self, wait_s: float = 0.0) -> None:
         await self._run(self._session.flush_cache(wait_s))
 
-    async def events(self, after: int = 0) -> list[Event]:
+    async def events(self, after: int = 0) -> list[schemas.Event]:
         return await self._run(self._session.events(after))
 
-    async def load(self) -> Load:
+    async def load(self) -> schemas.Load:
         return await self._run(self._session.load())
 
-    async def drafter(self) -> Drafter:
+    async def drafter(self) -> schemas.Drafter:
         return await self._run(self._session.drafter())
 
-    async def update_drafter(self, update: DrafterUpdate, *, within_s: float = 120.0) -> Drafter:
+    async def update_drafter(self, update: schemas.DrafterUpdate, *, within_s: float = 120.0) -> schemas.Drafter:
         return await self._run(self._session.update_drafter(update, within_s))
 
-    async def roll_back_drafter(self) -> Drafter:
+    async def roll_back_drafter(self) -> schemas.Drafter:
         return await self._run(self._session.roll_back_drafter())
 
-    async def freeze_drafter(self, frozen: bool = True) -> Drafter:
+    async def freeze_drafter(self, frozen: bool = True) -> schemas.Drafter:
         return await self._run(self._session.freeze_drafter(frozen))
 
-    async def strategy(self) -> Speculation:
+    async def strategy(self) -> schemas.Speculation:
         return await self._run(self._session.strategy())
 
-    async def set_strategy(self, update: StrategyUpdate) -> Speculation:
+    async def set_strategy(self, update: schemas.StrategyUpdate) -> schemas.Speculation:
         return await self._run(self._session.strategy(update))
 
     async def learned(self) -> dict[str, Any]:
@@ -188,14 +120,14 @@ class AsyncClient:
     async def learn(self, learned: Mapping[str, Any]) -> None:
         await self._run(self._session.learn(learned))
 
-    async def report_trainer(self, trainer: DrafterTrainer) -> None:
+    async def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         await self._run(self._session.report_trainer(trainer))
 
-    async def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
+    async def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
         return await self._run(self._session.set_watchdog(mode))
 
-    async def share_target(self, path: str, *, within_s: float = 60.0) -> SharedTarget:
+    async def share_target(self, path: str, *, within_s: float = 60.0) -> schemas.SharedTarget:
         return await self._run(self._session.share_target(path, within_s))
 
     async def begin_weight_update(self, selector: str | None = None) -> None:

@@ -1,31 +1,23 @@
 """The client that blocks."""
 
-import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
 
-from tlt_client.batches import harvest
-from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Policy, Read, Reply, Retry, Sample, Step
+from tlt_client import schemas
+from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import (
-    Drafter,
-    DrafterTrainer,
-    DrafterUpdate,
-    Event,
-    Load,
-    SharedTarget,
-    Speculation,
-    Status,
-    StrategyUpdate,
-)
-from tlt_client.session import Session, Streaming
+from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
+from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
 from tlt_client.wire import Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's own from Python 3.11 on
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Client")
@@ -60,28 +52,11 @@ class Client:
         self,
         base_url: str,
         *,
-        api_key: str | None = None,
-        admin_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
-        retry: Retry | None = None,
-        connect_timeout_s: float = 10.0,
-        read_timeout_s: float | None = None,
-        control_timeout_s: float = 60.0,
-        max_concurrency: int = 256,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        draw: Callable[[], float] = random.random,
+        **options: "Unpack[Options]",
     ) -> None:
-        self._session = Session(
-            policy=Policy(retry or Retry(), clock, draw),
-            api_key=api_key,
-            admin_key=admin_key,
-            connect_timeout_s=connect_timeout_s,
-            read_timeout_s=read_timeout_s,
-            control_timeout_s=control_timeout_s,
-            max_concurrency=max_concurrency,
-        )
-        self._sleep = sleep
+        self._session, self._sleep = Session(**options), sleep
         url = base_url_of(base_url)
         if transport is None:
             transport = httpx.HTTPTransport(
@@ -89,86 +64,39 @@ class Client:
             )
         self._http = httpx.Client(base_url=url, transport=transport)
 
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        rid: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
-    ) -> Rollout:
-        """One rollout. `extra` holds other fields of SGLang's request, as {"priority": 1}.
-
-        No rid may begin with another one that is in flight: an abort of the shorter would end both.
-        """
-        (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
-        )
-        return self._run(self._session.rollout(sample))
+    def generate(self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]") -> Rollout:
+        """One rollout."""
+        return self._run(self._session.rollout(self._session.one(prompt, sampling, **asked)))
 
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        **asked: "Unpack[Asked]",
     ) -> list[Rollout]:
         """One rollout for each prompt, in order. `sampling` is for all, or one for each."""
-        return self._all(
-            self._session.samples(
-                prompts, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
-            )
-        )
+        return self._all(self._session.samples(prompts, sampling, **asked))
 
     def generate_group(
-        self,
-        prompt: Prompt,
-        n: int,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, n: int, sampling: SamplingParams | None = None, **asked: "Unpack[Asked]"
     ) -> list[Rollout]:
         """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes seed + i for sample i."""
-        return self._all(
-            self._session.group(
-                prompt, n, sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version
-            )
-        )
+        return self._all(self._session.group(prompt, n, sampling, **asked))
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        logprobs: bool = False,
-        deadline_s: float | None = None,
-        rid: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        version: str | int | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> Generator[Chunk, None, None]:
         """One rollout, piece by piece; the last piece holds the whole. Leaving the loop early aborts it.
 
         A failure after the first piece is raised, never retried: a second sample would not continue the first.
         """
-        (sample,) = self._session.samples(
-            [prompt], sampling, logprobs=logprobs, deadline_s=deadline_s, extra=extra, version=version, rid=rid
-        )
-        return self._chunks(Streaming(self._session, sample))
+        return self._chunks(Streaming(self._session.policy, self._session.one(prompt, sampling, **asked)))
 
     def health(self) -> bool:
         """Whether the server can serve; False too where it cannot be reached."""
         return self._run(self._session.healthy())
 
-    def status(self) -> Status:
+    def status(self) -> schemas.Status:
         """What tlt-server says of itself. BadRequest (404) from a plain SGLang."""
         return self._run(self._session.status())
 
@@ -192,38 +120,38 @@ class Client:
         """Empties the prefix cache, once the server is idle. BadRequest if it is not within `wait_s`."""
         self._run(self._session.flush_cache(wait_s))
 
-    def events(self, after: int = 0) -> list[Event]:
+    def events(self, after: int = 0) -> list[schemas.Event]:
         """What happened to the weights after the event of this number, as far back as the server remembers."""
         return self._run(self._session.events(after))
 
-    def load(self) -> Load:
+    def load(self) -> schemas.Load:
         """Requests that run and that wait, as SGLang's /v1/loads counts them."""
         return self._run(self._session.load())
 
-    def drafter(self) -> Drafter:
+    def drafter(self) -> schemas.Drafter:
         """Which drafter is in force. BadRequest (404) from a server without one."""
         return self._run(self._session.drafter())
 
-    def update_drafter(self, update: DrafterUpdate, *, within_s: float = 120.0) -> Drafter:
+    def update_drafter(self, update: schemas.DrafterUpdate, *, within_s: float = 120.0) -> schemas.Drafter:
         """Puts another drafter in force, without a pause; returns when it is. Harmless to send again with its version.
 
         BadRequest: it is not a drafter for this server. VersionConflict: it is too old, or was overtaken.
         """
         return self._run(self._session.update_drafter(update, within_s))
 
-    def roll_back_drafter(self) -> Drafter:
+    def roll_back_drafter(self) -> schemas.Drafter:
         """Puts the drafter of before in force. VersionConflict if there is none. Sent once: a lost answer is raised."""
         return self._run(self._session.roll_back_drafter())
 
-    def freeze_drafter(self, frozen: bool = True) -> Drafter:
+    def freeze_drafter(self, frozen: bool = True) -> schemas.Drafter:
         """Holds updates of the drafter back, or lets them in again."""
         return self._run(self._session.freeze_drafter(frozen))
 
-    def strategy(self) -> Speculation:
+    def strategy(self) -> schemas.Speculation:
         """How decode steps speculate, and whether."""
         return self._run(self._session.strategy())
 
-    def set_strategy(self, update: StrategyUpdate) -> Speculation:
+    def set_strategy(self, update: schemas.StrategyUpdate) -> schemas.Speculation:
         """From the next decode step on. VersionConflict from a server without a drafter."""
         return self._run(self._session.strategy(update))
 
@@ -235,15 +163,15 @@ class Client:
         """Lets a server go on from what another one had `learned`."""
         self._run(self._session.learn(learned))
 
-    def report_trainer(self, trainer: DrafterTrainer) -> None:
+    def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
         self._run(self._session.report_trainer(trainer))
 
-    def set_watchdog(self, mode: Literal["armed", "observe"]) -> Drafter:
+    def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
         return self._run(self._session.set_watchdog(mode))
 
-    def share_target(self, path: str, *, within_s: float = 60.0) -> SharedTarget:
+    def share_target(self, path: str, *, within_s: float = 60.0) -> schemas.SharedTarget:
         """Has the server write what drafters share with its target to a folder that is not there yet, on its machine.
 
         VersionConflict: the target was written meanwhile. Sent once: a lost answer is raised.

@@ -5,12 +5,11 @@ httpx.RequestError that it met. Both clients run the same flows: one blocks, the
 
 When is a request sent again? Sampling is not idempotent, so it depends on what may have happened to it:
 
-- Never processed: no connection could be made, or the server said 503. It is sent again after a pause that doubles each
-  time, jittered, at least as long as a Retry-After asks for, `Retry.attempts` times in all.
-- Perhaps processed: the connection broke after the request went out, or a proxy answered 502 or 504. The server may be
-  sampling it still, or have sampled it in vain. The client aborts its rid, as well as it can, and asks again under
-  another rid, at most `Retry.resamples` times. What the first request may have sampled is returned to nobody, so each
-  sample that was asked for gives exactly one rollout, whatever happened on the way.
+- Never processed (no connection, or 503): after a pause that doubles each time, jittered, at least as long as a
+  Retry-After asks for, `Retry.attempts` times in all.
+- Perhaps processed (the connection broke after the request went out, or a proxy answered 502 or 504): its rid is
+  aborted, and another rid is asked, at most `Retry.resamples` times. What the first may have sampled is returned to
+  nobody, so each sample gives exactly one rollout.
 - Out of time, or cut off in the middle of a stream that the caller has seen the beginning of: aborted, and raised.
 - Anything else that the server answered, 4xx above all: raised.
 

@@ -1,18 +1,20 @@
 """What each method of the clients asks of the server, as a flow; and the limits of time that a call has."""
 
 import math
+import random
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 import httpx
 import msgspec
 
 from tlt_client import errors, wire
-from tlt_client.batches import one_for_each
-from tlt_client.flow import RESAMPLED, Call, Close, Flow, Policy, Reply, Sample
-from tlt_client.rollouts import Chunk, Rollout
+from tlt_client.flow import RESAMPLED, Call, Flow, Policy, Retry, Sample
+from tlt_client.rollouts import Rollout
 from tlt_client.sampling import SamplingParams
 from tlt_client.schemas import (
     Drafter,
@@ -28,26 +30,53 @@ from tlt_client.schemas import (
     StrategyUpdate,
     TargetShare,
 )
-from tlt_client.streams import ChunkReader
 from tlt_client.wire import Prompt
 
+T = TypeVar("T")
 
-def _new_rid() -> str:
-    return uuid.uuid4().hex
+
+class Asked(TypedDict, total=False):
+    """Of every rollout of a call. extra: other fields of SGLang's request, as {"priority": 1}."""
+
+    logprobs: bool
+    deadline_s: float | None
+    extra: Mapping[str, Any] | None
+    version: str | int | None
+
+
+class AskedOnce(Asked, total=False):
+    """Of a call for one rollout. No rid may begin with another one that is in flight: an abort would end both."""
+
+    rid: str | None
+
+
+class Options(TypedDict, total=False):
+    """Of both clients; `Client` says what they mean."""
+
+    api_key: str | None
+    admin_key: str | None
+    retry: Retry | None
+    connect_timeout_s: float
+    read_timeout_s: float | None
+    control_timeout_s: float
+    max_concurrency: int
+    clock: Callable[[], float]
+    draw: Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """Shared by the sync and the async client; does no I/O. See `Client` for what the fields mean."""
 
-    policy: Policy = field(default_factory=Policy)
     api_key: str | None = None
     admin_key: str | None = None
+    retry: Retry | None = None
     connect_timeout_s: float = 10.0
     read_timeout_s: float | None = None
     control_timeout_s: float = 60.0
     max_concurrency: int = 256
-    new_rid: Callable[[], str] = _new_rid
+    clock: Callable[[], float] = time.monotonic
+    draw: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout_s", "read_timeout_s", "control_timeout_s", "max_concurrency"):
@@ -55,42 +84,48 @@ class Session:
             if value is not None and not value > 0:
                 raise errors.InvalidArgument(f"{name}={value!r}: must be above 0")
 
+    @cached_property
+    def policy(self) -> Policy:
+        return Policy(self.retry or Retry(), self.clock, self.draw)
+
     # -- samples --
+
+    def one(self, prompt: Prompt, sampling: SamplingParams | None, *, rid: str | None = None, **asked: Any) -> Sample:
+        if rid is not None and (not rid or rid.startswith(RESAMPLED)):
+            raise errors.InvalidArgument(f"rid={rid!r}: must not be empty nor begin with {RESAMPLED!r}")
+        (sample,) = self.samples([prompt], sampling, **asked)
+        sample.first_rid = rid or sample.first_rid
+        return sample
 
     def samples(
         self,
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         *,
-        logprobs: bool,
-        deadline_s: float | None,
-        extra: Mapping[str, Any] | None,
-        version: str | int | None,
-        rid: str | None = None,
+        logprobs: bool = False,
+        deadline_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
     ) -> list[Sample]:
         """One sample per prompt; the deadline is of all of them together and begins now."""
         if isinstance(prompts, str):
             raise errors.InvalidArgument("prompts is one string: give a list of prompts, or use generate")
-        if rid is not None and (not rid or rid.startswith(RESAMPLED)):
-            raise errors.InvalidArgument(f"rid={rid!r}: must not be empty nor begin with {RESAMPLED!r}")
         each = one_for_each(sampling, len(prompts))
         until, headers = self._until(deadline_s), wire.headers_for(version)
         return [
-            Sample(
-                wire.generate_fields(prompt, params, logprobs, extra), rid or self.new_rid(), logprobs, until, headers
-            )
+            Sample(wire.generate_fields(prompt, params, logprobs, extra), uuid.uuid4().hex, logprobs, until, headers)
             for prompt, params in zip(prompts, each, strict=True)
         ]
 
-    def group(self, prompt: Prompt, n: int, sampling: SamplingParams | None, **options: Any) -> list[Sample]:
+    def group(self, prompt: Prompt, n: int, sampling: SamplingParams | None, **asked: Any) -> list[Sample]:
         """n samples of one prompt. Equal seeds would make them equal, so each has its own."""
         if n < 1:
             raise errors.InvalidArgument(f"n={n}: a group has at least one sample")
         params = sampling or SamplingParams()
         if (seed := params.sampling_seed) is None:
-            return self.samples([prompt] * n, params, **options)
+            return self.samples([prompt] * n, params, **asked)
         seeded = [msgspec.structs.replace(params, sampling_seed=seed + i) for i in range(n)]
-        return self.samples([prompt] * n, seeded, **options)
+        return self.samples([prompt] * n, seeded, **asked)
 
     def rollout(self, sample: Sample) -> Flow[Rollout]:
         return self.policy.sample(sample, self._rollout_once)
@@ -117,12 +152,10 @@ class Session:
         return True
 
     def status(self) -> Flow[Status]:
-        body = yield from self.policy.ask(self._control("GET", "/tlt/v1/status"))
-        return wire.decode(Status, body, "/tlt/v1/status")
+        return self._ask(Status, "GET", "/tlt/v1/status")
 
     def server_info(self) -> Flow[dict[str, Any]]:
-        body = yield from self.policy.ask(self._control("GET", "/server_info"))
-        return wire.decode(dict[str, Any], body, "/server_info")
+        return self._ask(dict[str, Any], "GET", "/server_info")
 
     def metrics(self) -> Flow[str]:
         body = yield from self.policy.ask(self._control("GET", "/metrics"))
@@ -133,7 +166,7 @@ class Session:
         if rid == "":
             raise errors.InvalidArgument("rid is empty, which the server ignores; abort_all() aborts everything")
         what = {"abort_all": True} if rid is None else {"rid": rid}
-        yield from self.policy.ask(self._control("POST", "/abort_request", wire.encode(what)))
+        yield from self.policy.ask(self._control("POST", "/abort_request", what))
 
     def flush_cache(self, wait_s: float) -> Flow[None]:
         if not 0 <= wait_s < math.inf:
@@ -141,64 +174,49 @@ class Session:
         yield from self.policy.ask(self._control("POST", f"/flush_cache?timeout={wait_s}", more_s=wait_s))
 
     def load(self) -> Flow[Load]:
-        body = yield from self.policy.ask(self._control("GET", "/v1/loads?include=core"))
-        loads = wire.decode(wire.Loads, body, "/v1/loads").loads
+        loads = (yield from self._ask(wire.Loads, "GET", "/v1/loads?include=core")).loads
         return Load(sum(each.num_running_reqs for each in loads), sum(each.num_waiting_reqs for each in loads))
 
     # -- weights --
 
     def events(self, after: int) -> Flow[list[Event]]:
-        body = yield from self.policy.ask(self._control("GET", f"/tlt/v1/events?after={after}"))
-        return wire.decode(list[Event], body, "/tlt/v1/events")
+        return self._ask(list[Event], "GET", f"/tlt/v1/events?after={after}")
 
     def drafter(self) -> Flow[Drafter]:
-        return (yield from self._drafter("GET", "/tlt/v1/drafter"))
+        return self._ask(Drafter, "GET", "/tlt/v1/drafter")
 
     def update_drafter(self, update: DrafterUpdate, within_s: float) -> Flow[Drafter]:
-        return (yield from self._drafter("POST", "/tlt/v1/drafter/update", update, within_s))
+        return self._ask(Drafter, "POST", "/tlt/v1/drafter/update", update, within_s)
 
     def roll_back_drafter(self) -> Flow[Drafter]:
         body = yield from self.policy.fetch(self._control("POST", "/tlt/v1/drafter/rollback"))
         return wire.decode(Drafter, body, "/tlt/v1/drafter/rollback")
 
     def freeze_drafter(self, frozen: bool) -> Flow[Drafter]:
-        return (yield from self._drafter("POST", "/tlt/v1/drafter/freeze", DrafterFreeze(frozen)))
+        return self._ask(Drafter, "POST", "/tlt/v1/drafter/freeze", DrafterFreeze(frozen))
 
     def set_watchdog(self, mode: Literal["armed", "observe"]) -> Flow[Drafter]:
-        return (yield from self._drafter("PUT", "/tlt/v1/drafter/watchdog", DrafterWatchdog(mode)))
-
-    def _drafter(
-        self, method: str, path: str, fields: msgspec.Struct | None = None, more_s: float = 0
-    ) -> Flow[Drafter]:
-        body = None if fields is None else msgspec.json.encode(fields)
-        answer = yield from self.policy.ask(self._control(method, path, body, more_s))
-        return wire.decode(Drafter, answer, path)
+        return self._ask(Drafter, "PUT", "/tlt/v1/drafter/watchdog", DrafterWatchdog(mode))
 
     def strategy(self, update: StrategyUpdate | None = None) -> Flow[Speculation]:
-        body = None if update is None else msgspec.json.encode(update)
-        path = "/tlt/v1/strategy"
-        return wire.decode(
-            Speculation, (yield from self.policy.ask(self._control("PUT" if body else "GET", path, body))), path
-        )
+        return self._ask(Speculation, "PUT" if update else "GET", "/tlt/v1/strategy", update)
 
     def learned(self) -> Flow[dict[str, Any]]:
-        path = "/tlt/v1/strategy/learned"
-        return wire.decode(dict[str, Any], (yield from self.policy.ask(self._control("GET", path))), path)
+        return self._ask(dict[str, Any], "GET", "/tlt/v1/strategy/learned")
 
     def learn(self, learned: Mapping[str, Any]) -> Flow[None]:
-        body = msgspec.json.encode(learned)
-        yield from self.policy.ask(self._control("PUT", "/tlt/v1/strategy/learned", body))
+        yield from self.policy.ask(self._control("PUT", "/tlt/v1/strategy/learned", learned))
 
     def report_trainer(self, trainer: DrafterTrainer) -> Flow[None]:
-        yield from self.policy.ask(self._control("POST", "/tlt/v1/trainer", msgspec.json.encode(trainer)))
+        yield from self.policy.ask(self._control("POST", "/tlt/v1/trainer", trainer))
 
     def share_target(self, path: str, within_s: float) -> Flow[SharedTarget]:
-        fields, route = msgspec.json.encode(TargetShare(path)), "/tlt/v1/target/share"
-        body = yield from self.policy.fetch(self._control("POST", route, fields, within_s))
+        route = "/tlt/v1/target/share"
+        body = yield from self.policy.fetch(self._control("POST", route, TargetShare(path), within_s))
         return wire.decode(SharedTarget, body, route)
 
     def begin_weight_update(self, selector: str | None) -> Flow[None]:
-        fields = wire.encode({} if selector is None else {"selector": selector})
+        fields = {} if selector is None else {"selector": selector}
         yield from self.policy.fetch(self._control("POST", "/begin_weight_update", fields))
 
     def end_weight_update(self) -> Flow[None]:
@@ -206,11 +224,19 @@ class Session:
 
     def update_weights_from_disk(self, model_path: str, weight_version: str | None, within_s: float) -> Flow[None]:
         fields = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
-        yield from self.policy.ask(self._control("POST", "/update_weights_from_disk", wire.encode(fields), within_s))
+        yield from self.policy.ask(self._control("POST", "/update_weights_from_disk", fields, within_s))
 
-    def _control(self, method: str, path: str, body: bytes | None = None, more_s: float = 0.0) -> Call:
-        admin = method != "GET"
-        return Call(method, path, self._until(self.control_timeout_s + more_s), body, admin=admin)
+    def _ask(
+        self, kind: type[T], method: str, path: str, fields: wire.Fields | None = None, more_s: float = 0.0
+    ) -> Flow[T]:
+        """A request that may be processed twice without harm."""
+        body = yield from self.policy.ask(self._control(method, path, fields, more_s))
+        return wire.decode(kind, body, path.partition("?")[0])
+
+    def _control(self, method: str, path: str, fields: wire.Fields | None = None, more_s: float = 0.0) -> Call:
+        body = None if fields is None else wire.encode(fields)
+        until = self._until(self.control_timeout_s + more_s)
+        return Call(method, path, until, body, admin=method != "GET")
 
     # -- what the transport is told --
 
@@ -238,51 +264,34 @@ class Session:
         return self.policy.clock() + deadline_s
 
 
-class Streaming:
-    """One streamed rollout. `more` gives the next chunks, and none at the end.
-
-    Until the first chunk a failed request is sent again as any other. After it the caller has seen tokens that no
-    second request would repeat, so a failure is raised.
-    """
-
-    def __init__(self, session: Session, sample: Sample) -> None:
-        self._policy = session.policy
-        self._sample = sample
-        self.reply: Reply | None = None
-        """Open from the first chunk on: whoever runs this closes it."""
-        self._reader = ChunkReader(sample.logprobs, 0)
-
-    def more(self) -> Flow[list[Chunk]]:
-        if self.reply is None:
-            return (yield from self._policy.sample(self._sample, self._open))
-        if self._reader.done:
-            return []
-        try:
-            return (yield from self._next(self.reply))
-        except (errors.ConnectionLost, errors.Timeout, errors.ProtocolError):
-            yield from self._policy.abort(self._sample.rid)
-            raise
-
-    def _open(self, sample: Sample) -> Flow[list[Chunk]]:
-        self._reader = ChunkReader(sample.logprobs, sample.resamples)
-        reply = yield from self._policy.open(sample.call(stream=True))
-        try:
-            chunks = yield from self._next(reply)
-        except errors.TltClientError:
-            yield Close(reply)
-            raise
-        self.reply = reply
-        return chunks
-
-    def _next(self, reply: Reply) -> Flow[list[Chunk]]:
-        while True:
-            piece = yield from self._policy.read(reply, self._sample.until)
-            if not piece:
-                self._reader.end()
-                return []
-            if chunks := self._reader.feed(piece):
-                return chunks
-
-
 def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
+
+
+def one_for_each(sampling: SamplingParams | Sequence[SamplingParams] | None, n: int) -> Sequence[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * n
+    if len(sampling) != n:
+        raise errors.InvalidArgument(f"{len(sampling)} sampling parameters for {n} prompts: give one, or one for each")
+    return sampling
+
+
+class Job(Protocol):
+    """What concurrent.futures.Future and asyncio.Task have in common."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> Rollout: ...
+
+
+def harvest(jobs: Sequence[Job]) -> list[Rollout]:
+    """The rollouts in order; or the first failure, which is given the rollouts that are complete."""
+    over = {i: job for i, job in enumerate(jobs) if job.done() and not job.cancelled()}
+    finished = {i: job.result() for i, job in over.items() if job.exception() is None}
+    for i, job in over.items():
+        if (error := job.exception()) is not None:
+            if isinstance(error, errors.TltClientError):
+                error.finished, error.index = finished, i
+            raise error
+    return [job.result() for job in jobs]

@@ -7,6 +7,7 @@ only the last token. One rule reads all three: the new tokens are the last ones 
 """
 
 from tlt_client import errors
+from tlt_client.flow import Close, Flow, Policy, Reply, Sample
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.wire import Answer, Meta, build_rollout, logprobs_of, read_answer
 
@@ -88,3 +89,49 @@ class ChunkReader:
     def _whole(self, meta: Meta) -> Rollout:
         logprobs = tuple(self._logprobs) if self._wanted else None
         return build_rollout(meta, tuple(self._tokens), self._text, logprobs, self._resamples)
+
+
+class Streaming:
+    """One streamed rollout. `more` gives the next chunks, and none at the end.
+
+    Until the first chunk a failed request is sent again as any other. After it the caller has seen tokens that no
+    second request would repeat, so a failure is raised.
+    """
+
+    def __init__(self, policy: Policy, sample: Sample) -> None:
+        self._policy = policy
+        self._sample = sample
+        self.reply: Reply | None = None
+        """Open from the first chunk on: whoever runs this closes it."""
+        self._reader = ChunkReader(sample.logprobs, 0)
+
+    def more(self) -> Flow[list[Chunk]]:
+        if self.reply is None:
+            return (yield from self._policy.sample(self._sample, self._open))
+        if self._reader.done:
+            return []
+        try:
+            return (yield from self._next(self.reply))
+        except (errors.ConnectionLost, errors.Timeout, errors.ProtocolError):
+            yield from self._policy.abort(self._sample.rid)
+            raise
+
+    def _open(self, sample: Sample) -> Flow[list[Chunk]]:
+        self._reader = ChunkReader(sample.logprobs, sample.resamples)
+        reply = yield from self._policy.open(sample.call(stream=True))
+        try:
+            chunks = yield from self._next(reply)
+        except errors.TltClientError:
+            yield Close(reply)
+            raise
+        self.reply = reply
+        return chunks
+
+    def _next(self, reply: Reply) -> Flow[list[Chunk]]:
+        while True:
+            piece = yield from self._policy.read(reply, self._sample.until)
+            if not piece:
+                self._reader.end()
+                return []
+            if chunks := self._reader.feed(piece):
+                return chunks

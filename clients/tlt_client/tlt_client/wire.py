@@ -19,6 +19,9 @@ Prompt = str | Sequence[int]
 Logprob = tuple[float | None, int, str | None]
 """Logprob, token id, the token's text where it was asked for."""
 
+Fields = Mapping[str, Any] | msgspec.Struct
+"""Of a JSON body."""
+
 T = TypeVar("T")
 
 WEIGHT_VERSION, TARGET_VERSION = "X-TLT-Weight-Version", "X-TLT-Target-Version"
@@ -73,7 +76,7 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
     return tokens
 
 
-def encode(fields: Mapping[str, Any]) -> bytes:
+def encode(fields: Fields) -> bytes:
     try:
         return msgspec.json.encode(fields)
     except (TypeError, ValueError) as error:

@@ -34,6 +34,7 @@ def test_a_setting_that_makes_no_sense_is_refused(setting: str, value: float) ->
         Config(out=Path(), **GOOD, **{setting: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

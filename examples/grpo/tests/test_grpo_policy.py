@@ -49,6 +49,7 @@ def test_logprobs_are_those_of_the_softmax() -> None:
             assert found == pytest.approx(expected[0, place, tokens[0, place + 1]].item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_update_makes_better_responses_likelier_and_worse_ones_less_likely() -> None:
     one = policy(learning_rate=1e-4, kl=0.0)
     some = trajectories(one)
@@ -60,6 +61,7 @@ def test_an_update_makes_better_responses_likelier_and_worse_ones_less_likely() 
         assert gain * each.advantage > 0
 
 
+@pytest.mark.slow
 def test_what_fits_in_a_pass_changes_nothing() -> None:
     """Padding and batches are bookkeeping: the same update comes out."""
     states = []
@@ -71,6 +73,7 @@ def test_what_fits_in_a_pass_changes_nothing() -> None:
         torch.testing.assert_close(weight, states[1][name], atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_several_updates_drift_from_what_was_sampled() -> None:
     one = policy(learning_rate=1e-3, updates=3)
     learnt = one.learn(trajectories(one), 1)
@@ -86,6 +89,7 @@ def test_nothing_is_learnt_where_no_response_is_better() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in one.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_penalty_holds_the_policy_near_its_start() -> None:
     moved = []
     for weight in (0.0, 100.0):
@@ -99,6 +103,7 @@ def test_a_penalty_holds_the_policy_near_its_start() -> None:
     assert moved[1] < moved[0] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_holds_the_weights_in_the_dtype_of_the_sums(dtype: Any, tmp_path: Path) -> None:
     one = policy(dtype=dtype, learning_rate=1e-4)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tlt_server.engine.features.parcels import Rows, States
+from tlt_server.engine.features.pinned import Rows, States
 from tlt_server.engine.features.quota import Follow, Standing
 from tlt_server.engine.features.tap import Tap, send_features
 from tlt_server.engine.weights.state import Stamp
@@ -43,7 +43,7 @@ class Everybody:
 
 
 class Receiver:
-    """Parcels and courier in one: states by rid and position, as they would be read at the other end."""
+    """PinnedMemory and sender in one: states by rid and position, as they would be read at the other end."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[int, list[tuple[int, float, int]]]] = defaultdict(lambda: defaultdict(list))
@@ -59,7 +59,7 @@ class Receiver:
                 self.found[each.rid][each.start + offset].append((token, state, each.target_version))
         return rows
 
-    def take(self, parcel: list[Rows]) -> None:
+    def take(self, batch: list[Rows]) -> None:
         pass
 
 

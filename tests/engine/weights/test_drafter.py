@@ -1,4 +1,4 @@
-"""The drafter's versions: what is in force is what was offered last and taken, on every rank at once."""
+"""The drafter's versions: what is active is what was offered last and taken, on every rank at once."""
 
 import threading
 import time
@@ -20,9 +20,8 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.weights.drafter import Drafter
-from tlt_server.engine.weights.probes import FIRST_S, Probes
 from tlt_server.engine.weights.swap import Staged
-from tlt_server.engine.weights.watchdogs import Watchdogs
+from tlt_server.engine.weights.watchdog import FIRST_S, Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 MOST = 3
@@ -82,11 +81,9 @@ class Rank:
         self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, costs=None, table=None, finds_arms=False)
         start = DrafterVersion(0, "start", None, None)
         self.speculation = speculation = Speculation(self.worker, 32, self.events)
-        dog, self.now = Watchdogs([ARM], mode, 1.2, lambda: 0.0), 1000.0
-        probes = Probes(lambda: self.now)
-        self.drafter = Drafter(
-            contents, group, nullcontext, self.events, start, dog, speculation, probes, untrained=untrained
-        )
+        self.now = 1000.0
+        dog = Watchdog([ARM], mode, 1.2, lambda: self.now)
+        self.drafter = Drafter(contents, group, nullcontext, self.events, start, dog, speculation, untrained=untrained)
 
     def settles(self, accepted: int, steps: int) -> None:
         """Steps of eight requests, each of which has so many drafts accepted."""
@@ -191,16 +188,16 @@ def test_a_duplicate_changes_nothing(drafter: Drafter, contents: Contents) -> No
     contents.may_stage.set()
     committed(drafter, 3)
     committed(drafter, 3)  # who joined is told as who began
-    drafter.offer(Offer("/a", 3))  # in force
+    drafter.offer(Offer("/a", 3))  # active
     drafter.offer(Offer("/copy", 3, sha256="a"))
     assert drafter.describe().staging is None
-    with pytest.raises(OutOfTurn, match="in force, with other weights"):
+    with pytest.raises(OutOfTurn, match="active, with other weights"):
         drafter.offer(Offer("/a", 3, sha256="other"))
 
 
 def test_versions_only_grow(drafter: Drafter) -> None:
     swap(drafter, "/a", 5)
-    with pytest.raises(OutOfTurn, match="version 4 is too late: version 5 was in force"):
+    with pytest.raises(OutOfTurn, match="version 4 is too late: version 5 was active"):
         drafter.offer(Offer("/b", 4))
     swap(drafter, "/b", 6)
     drafter.roll_back("it was bad")
@@ -331,7 +328,7 @@ def test_a_target_that_no_drafter_is_to_blame_for(armed: Rank, accepted: int, ac
     """Going back would not help: off, if it is no help any more; else it is only said, and is how it is from now on."""
     rank = armed
     rank.settles(3, 3000)
-    rank.drafter.watchdog.published()
+    rank.drafter.watchdog.hear("target")
     rank.settles(accepted, 200)
     collapsed = rank.last("accept_length_collapsed")
     assert (collapsed["since"], collapsed["action"]) == ("target", action)
@@ -343,7 +340,7 @@ def test_what_was_turned_off_is_probed(armed: Rank) -> None:
     """By what makes sense again, or after a while that grows; what is still of no use is soon off, else it stays."""
     drafter = armed.drafter
     assert drafter.probe_due(1) is None
-    drafter.watchdog.published()
+    drafter.watchdog.hear("target")
     armed.settles(0, 200)
     assert not armed.speculation.on
     for wait in (FIRST_S, 2 * FIRST_S):
@@ -399,7 +396,7 @@ ACTIONS = st.one_of(
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, max_size=25))
 def test_whatever_is_asked(group: Any, actions: list[Any]) -> None:
-    """What is in force is what its version says, was offered under it, and grows but for a rollback."""
+    """What is active is what its version says, was offered under it, and grows but for a rollback."""
     contents = Contents()
     rank = Rank(contents, group)
     drafter, events = rank.drafter, rank.events
@@ -420,7 +417,7 @@ def test_whatever_is_asked(group: Any, actions: list[Any]) -> None:
             elif action in ("arm", "disarm"):
                 drafter.set_watchdog(Watchfulness.ARMED if action == "arm" else Watchfulness.OBSERVE)
             elif action == "publish":
-                drafter.watchdog.published()
+                drafter.watchdog.hear("target")
             else:
                 drafter.freeze(action == "freeze")
         except UpdateRefused:

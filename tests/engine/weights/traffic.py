@@ -5,12 +5,15 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from tlt_server.engine.weights.watchdog import Finding, Watchdog
+from tlt_server.config import Arm
+from tlt_server.engine.weights.watchdog import Watchdog
 
 Step = list[tuple[str, int]]
 Request = list[int]
 MOST = 3
+ARM = Arm(MOST, 1, MOST + 1)
 
 
 def recorded() -> dict[str, list[Request]]:
@@ -75,12 +78,12 @@ class Traffic:
         return step
 
 
-def feed(dog: Watchdog, traffic: Traffic, passes: int) -> Finding | None:
+def feed(dog: Watchdog, traffic: Traffic, passes: int) -> dict[str, Any] | None:
     """The finding, if there is one within so many passes."""
     seen = 0
     while seen < passes:
         step = traffic.step()
         seen += len(step)
-        if finding := dog.observe(step):
+        if finding := dog.observe(ARM, step):
             return finding
     return None

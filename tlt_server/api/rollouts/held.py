@@ -1,4 +1,4 @@
-"""While generation is held, by a pause or by memory that is lent, no request ends: what waits for one would hang."""
+"""While generation is held, by a pause or by offloaded memory, no request ends: what waits for one would hang."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tlt_server.engine.messages import Answer, ReadVersions
 
 router = APIRouter()
 
-LOOK_S = 0.25
+ASK_S = 0.25
 """Between two questions whether the schedulers are held."""
 HEALTHY_S = 20.0
 """Within which a healthy scheduler answers, which does so between two steps; upstream's default for its own check."""
@@ -34,7 +34,7 @@ class UpdateLock(RWLock):
         try:
             await asyncio.wait({acquiring}, timeout=0)
             while not acquiring.done() and not _are_held(await ask(ReadVersions())):
-                await asyncio.wait({acquiring}, timeout=LOOK_S)
+                await asyncio.wait({acquiring}, timeout=ASK_S)
             if not acquiring.done():
                 await self._give_up(acquiring)
             yield
@@ -70,7 +70,7 @@ async def health(request: Request) -> Response:
         if tokenizer_manager().is_pause or _are_held(asking.result()):
             return Response(status_code=200)
         generating = generating or asyncio.ensure_future(http_server.health_generate(request))
-        await asyncio.wait({generating}, timeout=LOOK_S)
+        await asyncio.wait({generating}, timeout=ASK_S)
         if generating.done():
             return generating.result()
     return Response(status_code=503)

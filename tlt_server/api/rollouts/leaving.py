@@ -7,26 +7,21 @@ import asyncio
 from typing import Any
 
 from tlt_server.api.auth import path_of
-
-SAMPLING = frozenset(
-    {
-        *("/generate", "/encode", "/classify", "/invocations", "/vertex_generate"),
-        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/generate", "/api/chat"),
-        *("/v1/embeddings", "/v1/classify", "/v1/score", "/v1/rerank", "/v1/audio/transcriptions"),
-    }
-)
-"""The routes that may be cut: upstream's `generate_request` aborts what it had under way. What changes the server must
-come to its end, heard or not."""
+from tlt_server.api.fields.routes import TABLES
 
 
 class Leaving:
-    """ASGI middleware around SGLang's application."""
+    """ASGI middleware around SGLang's application.
+
+    The gate's routes may be cut: upstream's `generate_request` aborts what it had under way. What changes the server
+    must come to its end, heard or not.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or path_of(scope) not in SAMPLING:
+        if scope["type"] != "http" or path_of(scope) not in TABLES:
             await self._app(scope, receive, send)
             return
         client = Client(receive)

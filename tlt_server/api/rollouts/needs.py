@@ -1,4 +1,4 @@
-"""The weights that a request needs: answered 409 where others are in force, before it is scheduled.
+"""The weights that a request needs: answered 409 where others are active, before it is scheduled.
 
 Asked for by a header, which reaches us on every route, OpenAI's too; a field of the body that SGLang does not know is
 dropped on the way. A request without the header passes untouched. Weights may change between the question and the first
@@ -59,16 +59,16 @@ def conflict(needs: dict[str, str], targets: Iterable[TargetVersion]) -> str | N
 
     Args:
         needs: the values of the headers by their names.
-        targets: what is in force on each replica.
+        targets: what is active on each replica.
     """
     for target in targets:
-        in_force = f"{target.weight_version!r} is, target_version {target.version}"
+        active = f"{target.weight_version!r} is, target_version {target.version}"
         if target.partial:
-            return f"a publication is under way: before it, {in_force}"
+            return f"a publication is under way: before it, {active}"
         if target.missing:
-            return f"the target lacks {listed(target.missing)}: publish the whole of it again. {in_force}"
+            return f"the target lacks {listed(target.missing)}: publish the whole of it again. {active}"
         if needs.get(WEIGHT_VERSION, target.weight_version) != target.weight_version:
-            return f"weight_version {needs[WEIGHT_VERSION]!r} is not in force: {in_force}"
+            return f"weight_version {needs[WEIGHT_VERSION]!r} is not active: {active}"
         if int(needs.get(TARGET_VERSION, target.version)) != target.version:
-            return f"target_version {needs[TARGET_VERSION]} is not in force: {in_force}"
+            return f"target_version {needs[TARGET_VERSION]} is not active: {active}"
     return None

@@ -4,12 +4,15 @@ Lossless is the contract: with speculation on, a request is sampled exactly as w
 cannot do exactly is refused with a 400 that says so. Neutral values pass, since trainers send them all the time.
 """
 
-from collections.abc import Sequence
 from typing import Any
+
+NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what would end the server, and what speculation would not sample exactly.
+    """Refuses what speculation would not sample exactly, a model's own defaults (generation_config.json) among it.
+
+    Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
     Args:
         request: upstream's `GenerateReqInput`, for one response.
@@ -19,32 +22,10 @@ def check_request(request: Any, params: Any, manager: Any) -> None:
     Raises:
         ValueError: which upstream answers with status 400.
     """
-    _refuse_unknown_tokens(request.input_ids, manager.model_config.vocab_size)
-    if manager.server_args.speculative_algorithm is not None:
-        _refuse_inexact(request, params)
-
-
-def _refuse_unknown_tokens(tokens: Sequence[int] | None, vocab_size: int) -> None:
-    """Upstream lets any token id through to the embedding, whose error ends the scheduler, and with it the server."""
-    unknown = [token for token in tokens or () if not 0 <= token < vocab_size]
-    if unknown:
-        raise ValueError(f"input_ids holds {unknown[0]}: the model's vocabulary is 0 to {vocab_size - 1}")
-
-
-def _refuse_inexact(request: Any, params: Any) -> None:
-    asked = [
-        f"{name}={value}"
-        for name, value, neutral in (
-            ("frequency_penalty", params.frequency_penalty, 0.0),
-            ("presence_penalty", params.presence_penalty, 0.0),
-            ("repetition_penalty", params.repetition_penalty, 1.0),
-        )
-        if value != neutral
-    ]
-    if getattr(request, "custom_logit_processor", None):
-        asked.append("custom_logit_processor")
-    if getattr(request, "return_sampling_mask", None):
-        asked.append("return_sampling_mask")
+    if manager.server_args.speculative_algorithm is None:
+        return
+    asked = [f"{name}={getattr(params, name)}" for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
+    asked += [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:
         raise ValueError(
             f"{', '.join(asked)}: cannot be honoured exactly while speculation is on. "

@@ -68,7 +68,7 @@ def collate(sequences: list[Sequence], device: torch.device) -> Batch:
     return Batch(torch.from_numpy(tokens).to(device), torch.from_numpy(is_response).to(device))
 
 
-def batches(sequences: list[Sequence], tokens: int, seed: int, device: torch.device) -> Iterator[Batch]:
+def batches(sequences: list[Sequence], tokens: int, seed: int) -> Iterator[list[Sequence]]:
     """Batches of at most `tokens` tokens, padding included, without end: each epoch in another order."""
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     rng = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ def batches(sequences: list[Sequence], tokens: int, seed: int, device: torch.dev
         groups = _cut(lengths[order], tokens)
         for group in rng.permutation(len(groups)):
             first, last = groups[group]
-            yield collate([sequences[index] for index in order[first:last]], device)
+            yield [sequences[index] for index in order[first:last]]
 
 
 def _cut(lengths: np.ndarray, tokens: int) -> list[tuple[int, int]]:

@@ -8,10 +8,12 @@ from tokenizers import Tokenizer
 
 from tlt_server.demo.ngram import prompt_lookup_accept_length
 from tlt_server.demo.task import grade, problems
-from tlt_server.demo.training.corpus import Batch, Sequence, collate
-from tlt_server.demo.training.drafter import Drafter, draft_chains
+from tlt_server.demo.training.corpus import Sequence
 from tlt_server.demo.training.model import Target
-from tlt_server.demo.training.sampling import sample
+from tlt_server.demo.training.sampling import sample, with_states
+from tlt_server.trainer.learn.chains import Frozen, draft, drafter_logits
+from tlt_server.trainer.learn.network import Network
+from tlt_server.trainer.learn.packing import join
 
 STEPS = 3
 GROUP = 8
@@ -29,7 +31,7 @@ class Judged:
     matches: np.ndarray  # [steps, tokens] bool: the k-th draft of a chain, had it fallen on that token, was right
 
 
-def evaluate(target: Target, drafters: dict[str, Drafter], tokenizer: Tokenizer, count: int) -> dict[str, float]:
+def evaluate(target: Target, drafters: dict[str, Network], tokenizer: Tokenizer, count: int) -> dict[str, float]:
     """Sample `count` held-out problems in groups of `GROUP`, and judge; the figures are named in the demo's README."""
     drawn = [problem for problem in problems(count // GROUP, SEED) for _ in range(GROUP)]
     prompts = [encoding.ids for encoding in tokenizer.encode_batch([problem.prompt for problem in drawn])]
@@ -91,29 +93,28 @@ def walk(matches: np.ndarray) -> list[int]:
     return passes
 
 
-def judge(target: Target, drafter: Drafter, rollouts: list[Sequence]) -> list[Judged]:
+def judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
     """Run both models over `rollouts`, sorted by length to waste little on padding; the order is kept."""
-    device = target.lm_head.weight.device
     order = sorted(range(len(rollouts)), key=lambda index: len(rollouts[index].tokens))
     judged: dict[int, Judged] = {}
     for first in range(0, len(order), ROWS):
         rows = order[first : first + ROWS]
-        batch = collate([rollouts[index] for index in rows], device)
-        with torch.no_grad():
-            judged |= zip(rows, _judge(target, drafter, batch), strict=True)
+        judged |= zip(rows, _judge(target, drafter, [rollouts[index] for index in rows]), strict=True)
     return [judged[index] for index in range(len(rollouts))]
 
 
-def _judge(target: Target, drafter: Drafter, batch: Batch) -> list[Judged]:
-    tokens, rope = batch.tokens, target.shape.rope(torch.arange(batch.tokens.shape[1], device=batch.tokens.device))
-    hidden, outputs = target(tokens, rope)
-    log_p = target.lm_head(hidden).log_softmax(-1)
-    entropy, top1 = -(log_p.exp() * log_p).sum(-1), log_p.max(-1).values.exp()
-    heads = draft_chains(target, drafter, tokens, drafter.features(hidden, outputs), STEPS)
-    right = torch.stack([target.lm_head(head[:, :-1]).argmax(-1) == tokens[:, 2:] for head in heads])
+@torch.no_grad()
+def _judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
+    runs, device = with_states(target, drafter.aux_layers, rollouts), target.lm_head.weight.device
+    fill = ROWS * target.shape.context if device.type == "cuda" else 0  # a kernel is compiled for every length
+    pack, frozen = join(runs, fill).to(device), Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    drafts = [drafter_logits(drafter, frozen, step.reads).argmax(-1) for step in draft(drafter, frozen, pack, STEPS)]
     judged = []
-    for row, is_response in enumerate(batch.is_response):
-        at = is_response.nonzero()[1:, 0]
-        parts = (top1[row, at - 1], entropy[row, at - 1], right[:, row, at - 2])
+    for run, (first, _) in zip(runs, pack.bounds, strict=False):
+        at = torch.arange(run.prompt + 1, len(run.tokens), device=device)
+        log_p = target.lm_head(run.finals[at - 1]).log_softmax(-1)
+        # a chain that begins at entry i predicts token i + 2 first
+        right = [each[first + at - 2 - step] == run.tokens[at] for step, each in enumerate(drafts)]
+        parts = (log_p.max(-1).values.exp(), -(log_p.exp() * log_p).sum(-1), torch.stack(right))
         judged.append(Judged(*(part.cpu().numpy() for part in parts)))
     return judged

@@ -1,17 +1,16 @@
 """The demo's target: a Llama in plain torch whose parameters bear the names of a Hugging Face checkpoint.
 
-Shapes below: B sequences, T tokens, H = `Shape.hidden`, D = `Shape.head_dim`.
+Shapes: B sequences, T tokens, H = `Shape.hidden`, D = `Shape.head_dim`.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Rope = tuple[Tensor, Tensor]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+from tlt_server.trainer.learn.network import Attend, EagleLayer, Rope, Rotation, norm
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,33 @@ class Shape:
     eps: float = 1e-5
     rope_theta: float = 10000.0
 
-    def rope(self, positions: Tensor) -> Rope:
-        """Cosines and sines, each [T, D], of rotary embeddings that rotate halves (Su et al., arXiv 2104.09864)."""
-        exponents = torch.arange(0, self.head_dim, 2, device=positions.device, dtype=torch.float32) / self.head_dim
-        angles = positions.float()[:, None] * self.rope_theta**-exponents
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+    def config(self) -> dict[str, Any]:
+        """As config.json of a Llama has it."""
+        sizes = {name: getattr(self, field) for field, name in _NAMES.items()}
+        kept = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes, **kept, "dtype": "bfloat16"}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        return cls(**{field: config[name] for field, name in _NAMES.items()})
+
+    def rope(self, positions: Tensor) -> Rotation:
+        """Cosines and sines, each [T, D]."""
+        return Rope({"rope_theta": self.rope_theta}, self.head_dim)(positions)
 
 
-def _rotate(x: Tensor, rope: Rope) -> Tensor:
-    cos, sin = rope
-    low, high = x.chunk(2, dim=-1)
-    return x * cos.to(x.dtype) + torch.cat((-high, low), dim=-1) * sin.to(x.dtype)
+_NAMES = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "mlp": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "context": "max_position_embeddings",
+    "eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+}
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -48,50 +62,14 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
-class Attention(nn.Module):
-    """Grouped-query attention over inputs of `width` features; where the keys come from is the caller's `attend`."""
+class Block(EagleLayer):
+    """One layer of the target: an EAGLE drafter's, with the first norm."""
 
-    def __init__(self, shape: Shape, width: int) -> None:
-        super().__init__()
-        self.head_dim = shape.head_dim
-        self.q_proj = nn.Linear(width, shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.input_layernorm = norm(config)
 
-    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        mixed = attend(_rotate(query, rope), _rotate(key, rope), value)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
-
-
-class Mlp(nn.Module):
-    """Gated SiLU."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.mlp, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.mlp, bias=False)
-        self.down_proj = nn.Linear(shape.mlp, shape.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Block(nn.Module):
-    """One layer of the target."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
-        self.self_attn = Attention(shape, shape.hidden)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
-        self.mlp = Mlp(shape)
-
-    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Rotation, attend: Attend) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -101,22 +79,27 @@ class Body(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        config = shape.config()
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.layers = nn.ModuleList(Block(config) for _ in range(shape.layers))
+        self.norm = norm(config)
 
 
 class Target(nn.Module):
-    """The language model."""
+    """The language model; matrices begin normal with deviation 0.02."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Body(shape)
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        init_weights(self)
+        for weight in self.parameters():
+            if weight.dim() > 1:
+                nn.init.normal_(weight, std=0.02)
 
-    def forward(self, tokens: Tensor, rope: Rope, attends: list[Attend] | None = None) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, tokens: Tensor, rope: Rotation, attends: list[Attend] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """tokens [B, T] -> final hidden states after the norm [B, T, H], and what each layer put out.
 
         `attends` has one attention per layer, for a cache; without it each position sees those before it in `tokens`.
@@ -127,12 +110,3 @@ class Target(nn.Module):
             x = layer(x, rope, attend)
             outputs.append(x)
         return self.model.norm(x), outputs
-
-
-def init_weights(module: nn.Module) -> None:
-    """Normal with deviation 0.02 for every matrix, zero for every bias; norms keep their ones."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=0.02)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from tlt_server.demo.training.corpus import Batch
+from tlt_server.demo.training.corpus import Sequence
 
 WARMUP = 200
 REPORT_EVERY = 500
 
-Loss = Callable[[Batch], Tensor]
+Loss = Callable[[list[Sequence]], Tensor]
 
 
-def optimise(name: str, module: nn.Module, loss: Loss, batches: Iterator[Batch], steps: int, peak_rate: float) -> None:
+def optimise(
+    name: str, module: nn.Module, loss: Loss, batches: Iterator[list[Sequence]], steps: int, peak_rate: float
+) -> None:
     """Train the parameters of `module` for `steps` batches; prints the mean loss now and then."""
     decayed = [p for p in module.parameters() if p.dim() > 1]
     plain = [p for p in module.parameters() if p.dim() == 1]

@@ -1,4 +1,4 @@
-"""Rollouts at temperature 1 from the demo's target, thousands at a time."""
+"""Rollouts at temperature 1 from the demo's target, thousands at a time; and the target's states of them."""
 
 import numpy as np
 import torch
@@ -6,11 +6,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tlt_server.demo.tokens import END_ID, PAD_ID
-from tlt_server.demo.training.corpus import Sequence
-from tlt_server.demo.training.model import Attend, Target
+from tlt_server.demo.training.corpus import Sequence, collate
+from tlt_server.demo.training.model import Target
+from tlt_server.trainer.learn.network import Attend
+from tlt_server.trainer.learn.packing import Run
 
 # steps between two removals of finished sequences from the cache
 COMPACT_EVERY = 32
+
+
+@torch.no_grad()
+def with_states(target: Target, aux_layers: tuple[int, ...], rollouts: list[Sequence]) -> list[Run]:
+    """What a drafter learns from, on the target's device, all in one pass of the target.
+
+    aux_layers: whose outputs the drafter reads side by side; none: it reads the final hidden states, as EAGLE does.
+    """
+    tokens = collate(rollouts, target.lm_head.weight.device).tokens
+    finals, outputs = target(tokens, target.shape.rope(torch.arange(tokens.shape[1], device=tokens.device)))
+    states = torch.cat([outputs[layer] for layer in aux_layers], dim=-1) if aux_layers else finals
+    runs = []
+    for row, one in enumerate(rollouts):
+        kept = row, slice(len(one.tokens))
+        runs.append(Run(tokens[kept], states[kept], finals[kept], prompt=one.prompt_length))
+    return runs
 
 
 class Cache:

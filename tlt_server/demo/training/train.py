@@ -8,30 +8,38 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tlt_server.demo.checkpoint import load_drafter, load_target, save_drafter, save_target
+from tlt_server.config import DrafterKind
+from tlt_server.demo.checkpoint import ENDS, load_target, save_target
 from tlt_server.demo.task import sample_texts, training_problems
 from tlt_server.demo.tokens import build_tokenizer, save_tokenizer
-from tlt_server.demo.training.corpus import Batch, Sequence, batches, worked_solutions
-from tlt_server.demo.training.drafter import Drafter, Eagle3Drafter, EagleDrafter, draft_chains
+from tlt_server.demo.training.corpus import Sequence, batches, collate, worked_solutions
 from tlt_server.demo.training.evaluate import STEPS, evaluate
 from tlt_server.demo.training.model import Shape, Target
 from tlt_server.demo.training.optimise import optimise
-from tlt_server.demo.training.sampling import sample
+from tlt_server.demo.training.sampling import sample, with_states
+from tlt_server.drafter.folder import create
 from tlt_server.results import measured_here, write
+from tlt_server.trainer.learn import losses
+from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.losses import Objective
+from tlt_server.trainer.learn.network import Network
+from tlt_server.trainer.learn.packing import pack
+from tlt_server.trainer.publish.folder import load_drafter
 
 SEED = 1
 MAX_ROLLOUT = 1100
-# weight of the distance to the target's next hidden state in EAGLE's loss
-STATE_WEIGHT = 0.1
+STATE_WEIGHT = 0.1  # of the distance to the target's next hidden state in EAGLE's loss
 
-DRAFTERS: dict[str, type[EagleDrafter | Eagle3Drafter]] = {"drafter": EagleDrafter, "drafter_eagle3": Eagle3Drafter}
+DRAFTERS = {"drafter": DrafterKind.EAGLE, "drafter_eagle3": DrafterKind.EAGLE3}
 
 
 def main() -> None:
@@ -52,12 +60,9 @@ def main() -> None:
     clock.lap("target")
     rollouts = _roll_out(target, tokenizer, args.rollouts)
     clock.lap("rollouts")
-    drafters: dict[str, Drafter] = {}
-    for name, kind in DRAFTERS.items():
-        steps = args.drafter_steps if kind is EagleDrafter else args.eagle3_steps
-        drafter = _train_drafter(kind(shape).to(device), name, target, rollouts, steps, args)
-        save_drafter(drafter, shape, args.out / name)
-        drafters[name] = load_drafter(args.out / name).to(device)
+    drafters: dict[str, Network] = {}
+    for name in DRAFTERS:
+        drafters[name] = _train_drafter(name, target.requires_grad_(False), rollouts, args)
         clock.lap(name)
     torch.backends.cuda.matmul.allow_tf32 = False
     figures = evaluate(target, drafters, tokenizer, args.eval_rollouts)
@@ -97,14 +102,13 @@ def _train_target(shape: Shape, solutions: list[Sequence], args: argparse.Namesp
     target = Target(shape)
     target.to(device)
 
-    def loss(batch: Batch) -> Tensor:
-        rope = shape.rope(torch.arange(batch.tokens.shape[1], device=device))
-        hidden, _ = target(batch.tokens, rope)
+    def loss(sequences: list[Sequence]) -> Tensor:
+        batch = collate(sequences, device)
+        hidden, _ = target(batch.tokens, shape.rope(torch.arange(batch.tokens.shape[1], device=device)))
         said = batch.is_response[:, 1:]
         return F.cross_entropy(target.lm_head(hidden[:, :-1][said]).float(), batch.tokens[:, 1:][said])
 
-    data = batches(solutions, args.batch_tokens, SEED, device)
-    optimise("target", target, loss, data, args.target_steps, peak_rate=2e-3)
+    optimise("target", target, loss, batches(solutions, args.batch_tokens, SEED), args.target_steps, peak_rate=2e-3)
     return target
 
 
@@ -114,39 +118,31 @@ def _roll_out(target: Target, tokenizer: Tokenizer, count: int) -> list[Sequence
     return sample(target, prompts, SEED, MAX_ROLLOUT)
 
 
-def _train_drafter(
-    drafter: Drafter, name: str, target: Target, rollouts: list[Sequence], steps: int, args: argparse.Namespace
-) -> Drafter:
-    target.requires_grad_(False)
-    device = target.lm_head.weight.device
+def _train_drafter(name: str, target: Target, rollouts: list[Sequence], args: argparse.Namespace) -> Network:
+    kind, budget = DRAFTERS[name], args.batch_tokens // 2
+    with TemporaryDirectory() as scratch:
+        create(str(args.out / "target"), Path(scratch) / name, kind, seed=SEED)
+        drafter = load_drafter(Path(scratch) / name)
+    network = drafter.network.to(target.lm_head.weight.device)
+    steps = args.drafter_steps if kind is DrafterKind.EAGLE else args.eagle3_steps
 
-    def loss(batch: Batch) -> Tensor:
-        return drafter_loss(target, drafter, batch)
+    def loss(batch: list[Sequence]) -> Tensor:
+        return drafter_loss(target, network, batch, budget)
 
-    data = batches(rollouts, args.batch_tokens // 2, SEED, device)
-    optimise(name, drafter, loss, data, steps, peak_rate=2e-3)
-    return drafter
+    optimise(name, network, loss, batches(rollouts, budget, SEED), steps, peak_rate=2e-3)
+    replace(drafter, config={**drafter.config, **ENDS}).export(args.out / name, {"target": "demo", "steps": str(steps)})
+    stored = load_drafter(args.out / name).network
+    stored.to(target.lm_head.weight.device)
+    return stored
 
 
-def drafter_loss(target: Target, drafter: Drafter, batch: Batch) -> Tensor:
-    """Cross-entropy to the target's distribution, over all steps of the chains that start at each response token.
-
-    EAGLE's states are also drawn to the hidden states which they stand in for.
-    """
-    rope = target.shape.rope(torch.arange(batch.tokens.shape[1], device=batch.tokens.device))
-    with torch.no_grad(), torch.autocast(batch.tokens.device.type, enabled=False):
-        hidden, outputs = target(batch.tokens, rope)
-        # index i of a chain predicts token i + 2, whose distribution the target gives at token i + 1
-        drafted = batch.is_response[:, 1:-1] & batch.is_response[:, 2:]
-        wanted, truth = target.lm_head(hidden[:, 1:-1][drafted]).softmax(-1), hidden[:, 1:-1][drafted]
-    features = drafter.features(hidden, outputs)
-    total = wanted.new_zeros(())
-    for head in draft_chains(target, drafter, batch.tokens, features, STEPS):
-        said = head[:, :-1][drafted]
-        total = total + F.cross_entropy(target.lm_head(said).float(), wanted)
-        if isinstance(drafter, EagleDrafter):
-            total = total + STATE_WEIGHT * F.smooth_l1_loss(said.float(), truth)
-    return total / STEPS
+def drafter_loss(target: Target, network: Network, rollouts: list[Sequence], budget: int) -> Tensor:
+    """Of rollouts of at most `budget` tokens in all; an EAGLE drafter's states are drawn to the target's as well."""
+    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    with torch.autocast(frozen.head.device.type, enabled=False):
+        runs = with_states(target, network.aux_layers, rollouts)
+    (packed,) = pack(runs, budget, frozen.head.device)
+    return losses.loss(network, frozen, packed, Objective(STEPS, state=0.0 if network.aux_layers else STATE_WEIGHT))
 
 
 def _report(out: Path, figures: dict[str, float]) -> None:

@@ -16,7 +16,7 @@ KEY = "weight_versions"
 
 @contextmanager
 def stamping_launched(scheduler: Any) -> Iterator[None]:
-    """Whatever changes the weights in force inside: the steps under way keep the stamp of before."""
+    """Whatever changes the active weights inside: the steps under way keep the stamp of before."""
     state = scheduler.weight_updater.state
     before = state.stamp
     try:

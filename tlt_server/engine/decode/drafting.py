@@ -37,11 +37,11 @@ class Drafting(EagleDraftWorker):
 
     @property
     def rows(self) -> int:
-        """Tokens that a step of the arm in force can accept of a request, which is what draft-extend reads of it."""
+        """Tokens that a step of the active arm can accept of a request, which is what draft-extend reads of it."""
         return self.speculative_num_steps + 1
 
     def read(self, batch: Any, result: Any) -> None:
-        """Draft-extend, in the graph of the arm in force.
+        """Draft-extend, in the graph of the active arm.
 
         Args:
             batch: upstream's `ScheduleBatch`, with the lengths before; `out_cache_loc`: [bs * rows].

@@ -66,7 +66,7 @@ class Missed:
         return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
 
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
-        """Catches up by draft-extends of the arm in force, as many as it takes.
+        """Catches up by draft-extends of the active arm, as many as it takes.
 
         Args:
             batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is
@@ -127,7 +127,7 @@ class Missed:
         Waits for the GPU where the attention backend works without lengths on the CPU.
 
         Args:
-            batch, counts: as `read_in_step`'s; in force is what SGLang started with.
+            batch, counts: as `read_in_step`'s; active is what SGLang started with.
         """
         behind = [place for place, count in enumerate(counts) if count]
         places = torch.tensor(behind).to(batch.device, non_blocking=True)

@@ -6,8 +6,8 @@ A decode step of upstream's, which this class stands around:
         (engine/control.py, speculation.py)
     the batch size says which arm the step has
     none?           the target decodes one token for each request (plain.py)
-    else            the drafter reads what it missed, if there was none before (missed.py), and the arm is put
-                    in force: attributes, attention backends, CUDA graphs (arms.py)
+    else            the drafter reads what it missed, if there was none before (missed.py), and the arm is
+                    activated: attributes, attention backends, CUDA graphs (arms.py)
     draft           num_steps passes of the drafter give a tree
     verify          one pass of the target over the tree accepts a part of it, and samples one token more
     draft-extend    the drafter reads the target's hidden states of what was accepted (drafting.py)
@@ -44,8 +44,8 @@ class EagleWorker(EAGLEWorkerV2):
     """Upstream's worker.
 
     weights: the drafter's, from when its pools are allocated.
-    all_arms: those of this server that have graphs, or need none, the first of them in force at first.
-    finds_arms: whether it keeps of its arms those that can pay.
+    all_arms: those of this server that have graphs, or need none, the first of them active at first.
+    finds_arms: whether it keeps of its arms those that profiling retains.
     captured: the largest batch size of each arm: of its CUDA graphs where there are some and several arms, else any.
     graphs: what was captured, and what it takes.
     costs: of each arm's steps, where there are several, and CUDA graphs or arms to be found; else None.
@@ -92,7 +92,7 @@ class EagleWorker(EAGLEWorkerV2):
         self.captured = self._graphs.captured(largest)
         self.costs = self._timed(largest)
         if self.finds_arms:
-            self._keep_what_can_pay(largest)
+            self._retain(largest)
         self.graphs = self._graphs.describe()
         self.table = pinned_table(self.all_arms[0], self.captured)
 
@@ -106,7 +106,7 @@ class EagleWorker(EAGLEWorkerV2):
         tell(found)
         return StepCosts(found, padded=padded) if found else None
 
-    def _keep_what_can_pay(self, largest: int) -> None:
+    def _retain(self, largest: int) -> None:
         """Gives up the arms that could not be best at any batch size, however much they had accepted. A collective."""
         assert self.costs is not None
         kept = worth_having(self.costs, self.captured, largest)
@@ -116,7 +116,7 @@ class EagleWorker(EAGLEWorkerV2):
         self.all_arms = kept
         self.captured = {arm: self.captured[arm] for arm in kept}
         self.costs = self.costs.of(kept)
-        logger.info("arms that can pay here: %s", ", ".join(map(str, kept)))
+        logger.info("arms retained after profiling: %s", ", ".join(map(str, kept)))
 
     def forward_batch_generation(
         self,

@@ -21,15 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from tlt_client.schemas import SharedTarget
 
-from tlt_server.drafter.header import DTYPES
 from tlt_server.engine.ranks import joined, lowest, objections, twin
 from tlt_server.engine.weights.publications import Publications
 from tlt_server.errors import OutOfTurn, UpdateRefused
-from tlt_server.wire.update import Tensor, safetensors_parts
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ROWS = 1024
 """Summed at once: torch widens them to int64 first."""
 RANKS_WITHIN_S = 60.0
@@ -205,12 +203,7 @@ def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
 def _replace(file: Path, name: str, copy: torch.Tensor) -> None:
     """Removes it first: who reads the one before goes on, and there may be no room for two."""
     file.unlink(missing_ok=True)
-    part = Tensor(_NAMES[copy.dtype], tuple(copy.shape), copy.view(torch.uint8).numpy().data)
-    with file.open("xb", buffering=0) as opened:
-        for piece in safetensors_parts({name: part}, {"format": "pt"}):
-            rest = memoryview(piece).cast("B")
-            while rest:
-                rest = rest[opened.write(rest) :]
+    save_file({name: copy}, file, {"format": "pt"})
 
 
 def _beside(written: Any) -> AbstractContextManager[Any]:

@@ -25,16 +25,14 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from tlt_server.config import ServerConfig
-from tlt_server.engine.features.courier import Courier
-from tlt_server.engine.features.parcels import PARCEL_BYTES, Parcels, Rows, States, cut, tokens_of
+from tlt_server.engine.features.pinned import BATCH_BYTES, PinnedMemory, Rows, States, cut, tokens_of
 from tlt_server.engine.features.quota import Follow, Quota, Standing
+from tlt_server.engine.features.sender import Sender
 from tlt_server.engine.weights.state import Stamp
 from tlt_server.metrics import count_features_dropped, count_features_sent
-from tlt_server.wire.addresses import CurveKeys
-from tlt_server.wire.features import FeatureHeader
-from tlt_server.wire.features import Rows as Described
-from tlt_server.wire.messages import ModelIdentity
-from tlt_server.wire.sockets import Outlet
+from tlt_server.wire.messages import FeatureHeader, ModelIdentity
+from tlt_server.wire.messages import Rows as Described
+from tlt_server.wire.sockets import CurveKeys, Outlet
 
 Kind = Literal["eagle", "eagle3"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -103,8 +101,8 @@ class Tap:
     The methods are called by the scheduler's thread, in the order of a step's life.
     """
 
-    def __init__(self, quota: Quota, parcels: Parcels, courier: Courier) -> None:
-        self._quota, self._parcels, self._courier = quota, parcels, courier
+    def __init__(self, quota: Quota, pinned: PinnedMemory, sender: Sender) -> None:
+        self._quota, self._pinned, self._sender = quota, pinned, sender
 
     def chunks(self, batch: Any) -> list[Span]:
         """What a prefill is about to compute of requests that are followed; upstream edits its batch on the way."""
@@ -164,9 +162,9 @@ class Tap:
         if states is None:
             count_features_dropped(tokens_of(rows), "no_room")
             return 0
-        for part in cut(rows, PARCEL_BYTES // states.row_bytes):
-            if (parcel := self._parcels.ship(part, states)) is not None:
-                self._courier.take(parcel)
+        for part in cut(rows, BATCH_BYTES // states.row_bytes):
+            if (pinned_batch := self._pinned.ship(part, states)) is not None:
+                self._sender.take(pinned_batch)
             else:
                 count_features_dropped(tokens_of(part), "no_room")
         return tokens_of(rows) * states.row_bytes
@@ -233,6 +231,6 @@ def tap_of(worker: Any) -> Tap | None:
     states = model.hidden_size * (STATES_EAGLE3 if kind == "eagle3" else 1)
     features = config.features
     quota = Quota(features.budget_mb_s * 1e6, features.share, states * runner.dtype.itemsize, time.monotonic)
-    parcels = Parcels(torch.device(runner.device))
+    pinned = PinnedMemory(torch.device(runner.device))
     count_features_sent(0, 0)  # two threads will count: the counters are made before
-    return Tap(quota, parcels, Courier(parcels, lambda: Outlet(trainer.features_address, curve), header))
+    return Tap(quota, pinned, Sender(pinned, lambda: Outlet(trainer.features_address, curve), header))

@@ -81,7 +81,7 @@ def _is_within(region: Region, written: AbstractSet[Region]) -> bool:
 
 
 class _Writes(TorchDispatchMode):
-    """Notes what is written while it is in force."""
+    """Notes what is written while it is active."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,9 +19,9 @@ def answer_waiting(scheduler: Any, abort: AbortReq) -> None:
         return  # what its queues hold besides is upstream's to release
     for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
         waiting = list(queue)
-        queue[:] = [req for req in waiting if not _named(req, abort)]
+        queue[:] = [req for req in waiting if not names(abort, req)]
         for req in waiting:
-            if _named(req, abort):
+            if names(abort, req):
                 _release(scheduler, req)
                 answer_aborted(scheduler, req)
 
@@ -37,7 +37,8 @@ def answer_aborted(scheduler: Any, req: Any) -> None:
     scheduler.output_streamer.stream_output([req], req.return_logprob)
 
 
-def _named(req: Any, abort: AbortReq) -> bool:
+def names(abort: AbortReq, req: Any) -> bool:
+    """Whether a request is one that an abort ends."""
     return bool(abort.abort_all or req.rid.startswith(abort.rid))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq, PauseGenerationReqInput
 
+from tlt_server.engine.requests.aborts import names
+
 
 @contextmanager
 def set_aside(scheduler: Any) -> Iterator[None]:
@@ -51,13 +53,9 @@ def queue_what_ends(scheduler: Any, abort: AbortReq) -> None:
 
     Running ones it would let run one more step, those whose grammar is being compiled a prefill.
     """
-
-    def is_meant(req: Any) -> bool:
-        return bool(abort.abort_all or req.rid.startswith(abort.rid))
-
     batches = (scheduler.running_batch, scheduler.last_batch)
-    if any(is_meant(req) for batch in batches if batch is not None for req in batch.reqs):
+    if any(names(abort, req) for batch in batches if batch is not None for req in batch.reqs):
         scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
     compiling = scheduler.grammar_manager.grammar_queue
-    scheduler.waiting_queue.extend(filter(is_meant, compiling))
-    compiling[:] = [req for req in compiling if not is_meant(req)]
+    scheduler.waiting_queue.extend(req for req in compiling if names(abort, req))
+    compiling[:] = [req for req in compiling if not names(abort, req)]

@@ -1,1 +1,1 @@
-"""Weights while they serve: updates of the target, drafters that are exchanged, the watchdog, memory that is lent."""
+"""Weights while they serve: updates of the target, drafters that are exchanged, the watchdog, memory offload."""

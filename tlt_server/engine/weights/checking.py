@@ -1,7 +1,7 @@
 """`/weights_checker`: snapshots, resets and checksums of what is in memory, of the target and of the drafter.
 
 reset_tensors            of the target alone, as trainers ask for it before they publish: nothing that they send would
-                         bring the drafter back. No target is in force then, until a whole one is published
+                         bring the drafter back. No target is active then, until a whole one is published
 checksum, snapshot, compare     of both, as upstream has them
 draft.ACTION             of the drafter alone. A reset leaves out what it shares with the target, and the map of its
                          tokens, which must lead into the vocabulary; the next update of the drafter heals it
@@ -31,7 +31,7 @@ def check_weights(router: Any, recv_req: Any) -> CheckWeightsReqOutput:
         recv_req: upstream's `CheckWeightsReqInput`.
 
     Raises:
-        OutOfTurn: the weights are lent, or there is no drafter.
+        OutOfTurn: the weights are released, or there is no drafter.
     """
     router.memory.require_weights()
     action, drafter = recv_req.action, router.draft_worker

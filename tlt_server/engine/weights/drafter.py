@@ -1,16 +1,16 @@
-"""Which drafter is in force, which is on its way, and which can come back: on every rank the same.
+"""Which drafter is active, which is on its way, and which can come back: on every rank the same.
 
-A drafter is offered, staged by a thread, and put in force when every rank has staged it. Each of these is a message
+A drafter is offered, staged by a thread, and made active when every rank has staged it. Each of these is a message
 that all ranks handle between the same two steps, and what they decide follows from messages and from counts of tokens,
 never from a clock. How far its own thread is, a rank tells the others when they are about to act: together, or not.
 
-    versions         only grow: one that is offered must be above all that were ever in force. Only a rollback brings an
+    versions         only grow: one that is offered must be above all that were ever active. Only a rollback brings an
                      older one back, under its own number
-    a duplicate      of the version in force, or on its way, is that one: offering it again changes nothing
-    two at once      the newer overtakes: the older is never put in force, and who offered it is told so
+    a duplicate      of the active version, or on its way, is that one: offering it again changes nothing
+    two at once      the newer overtakes: the older is never made active, and who offered it is told so
     an older one     is refused, and so is one that was rolled back
     a worse one      is found by the watchdog. Armed, it goes back to the last trusted one, or turns speculation off
-                     where there is none, until another one is put in force, or a probe shows it worth its while
+                     where there is none, until another one is made active, or a probe shows it worth its while
     previous         is the drafter of before. But while the watchdog is armed, one that is overtaken on trial is not
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
 from tlt_client.schemas import Drafter as Described
 from tlt_client.schemas import DrafterVersion, Staging
 
@@ -31,11 +30,9 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
-from tlt_server.engine.weights.probes import Probes
 from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay, Weights
 from tlt_server.engine.weights.swap import Staged
-from tlt_server.engine.weights.watchdog import Finding
-from tlt_server.engine.weights.watchdogs import Watchdogs
+from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 
@@ -49,7 +46,6 @@ class Drafter:
     start: the drafter that the server was started with.
     watchdog: what judges a drafter.
     speculation: held while there is no drafter worth it.
-    probes: when what the watchdog has turned off is tried again.
     untrained: whether the drafter of the start has learnt nothing yet. It is never drafted with.
     """
 
@@ -60,14 +56,13 @@ class Drafter:
         between_steps: Callable[[], AbstractContextManager[Any]],
         events: EventLog,
         start: DrafterVersion,
-        watchdog: Watchdogs,
+        watchdog: Watchdog,
         speculation: Speculation,
-        probes: Probes,
         *,
         untrained: bool = False,
     ) -> None:
         self._weights, self._group, self._between_steps, self._events = weights, group, between_steps, events
-        self._speculation, self._probes = speculation, probes
+        self._speculation = speculation
         self._trusted: int | None = start.version
         self.watchdog = watchdog
         self._thread = ThreadPoolExecutor(1, "drafter-staging")
@@ -85,18 +80,17 @@ class Drafter:
         """As our routes show it. How far the staging is, is this rank's word alone."""
         way = self._staging
         staging = None if way is None else Staging(way.offer.version, ready=way.future.done())
-        probe_time = self._probes.at if self.watchdog.mode is Watchfulness.ARMED else None
         return Described(
             self.live,
             self.previous,
             staging,
             self._newest,
             self._frozen,
-            replace(self.watchdog.describe(), probe_time=probe_time),
+            self.watchdog.describe(),
         )
 
     def offer(self, offer: Offer) -> None:
-        """Begins to stage a drafter, unless it is in force or on its way already.
+        """Begins to stage a drafter, unless it is active or on its way already.
 
         Raises:
             OutOfTurn: it comes too late.
@@ -113,7 +107,7 @@ class Drafter:
         self._staging = OnItsWay(offer, self._thread.submit(self._stage, offer))
 
     def commit(self, version: int) -> bool:
-        """Puts a drafter in force that was offered, once all ranks have it staged; True when it is. A collective.
+        """Makes a drafter active that was offered, once all ranks have it staged; True when it is. A collective.
 
         Raises:
             UpdateRefused: a rank cannot stage it.
@@ -130,11 +124,11 @@ class Drafter:
         self._staging = None
         if progress == FAILED:
             self._refuse(version, "; ".join(objections(self._group, staging.failure())))
-        self._put_in_force(staging)
+        self._activate(staging)
         return True
 
     def roll_back(self, why: str) -> None:
-        """Puts the drafter in force that was before.
+        """Makes the drafter active that was before.
 
         Raises:
             OutOfTurn: there is none, or the last one was brought back already.
@@ -153,7 +147,7 @@ class Drafter:
             steps=self._steps,
         )
         self._leave_cache()
-        self.watchdog.rolled_back(trusted=self.live.version == self._trusted)
+        self.watchdog.hear("rollback", trusted=self.live.version == self._trusted)
         self._began()
 
     def reset(self) -> None:
@@ -185,65 +179,62 @@ class Drafter:
             self._events.add("watchdog_set", version=self.live.version, mode=mode)
 
     def probe_due(self, target: int) -> str | None:
-        """Why what the watchdog turned off is to be tried again now, as rank 0 finds. Disarmed, none would end it."""
-        return self._probes.due(target) if self.watchdog.mode is Watchfulness.ARMED else None
+        """Why what the watchdog turned off is to be tried again now, as rank 0 finds."""
+        return self.watchdog.probe_due(target)
 
     def probe(self, why: str) -> None:
         """Tries it again, under watch, unless it is on by now."""
         if self._speculation.held is not None:
-            self._probes.began()
-            self.watchdog.probed()
+            self.watchdog.hear("probe")
             self._speculation.release(f"probing, as {why}")
 
-    def stop(self, why: str) -> None:
-        """Holds speculation off, until another drafter is put in force, or a probe begins."""
+    def stop(self, why: str, *, probe: bool = False) -> None:
+        """Holds speculation off, until another drafter is active; or until it is probed, if it is to be."""
         self._trusted = None
-        self.watchdog.stopped()
+        self.watchdog.hear("off", probe=probe)
         self._speculation.hold(why)
 
-    def _act(self, finding: Finding) -> None:
-        told = {"version": self.live.version, **finding.detail()}
-        if not finding.worse:
-            self._probes.passed()
+    def _act(self, finding: dict[str, Any]) -> None:
+        told = {"version": self.live.version, **finding}
+        if not finding["worse"]:
             self._events.add("drafter_kept", **told)
             return
         action = self._remedy(finding)
         self._events.add("accept_length_collapsed", **told, action=action)
-        why = f"accept length {finding.found:.2f} since {finding.since}, at least {finding.least:.2f} was demanded"
+        found, least, since = (finding[name] for name in ("accept_length", "least", "since"))
+        why = f"accept length {found:.2f} since {since}, at least {least:.2f} was demanded"
         if action == "rolled_back":
             self.roll_back(why)
         elif action == "speculation_off":
-            self.stop(why)
-            self._probes.failed()
+            self.stop(why, probe=True)
 
-    def _remedy(self, finding: Finding) -> str:
+    def _remedy(self, finding: dict[str, Any]) -> str:
         """What a collapse is answered with: `rolled_back`, `speculation_off` or `none`."""
         if self.watchdog.mode is Watchfulness.OBSERVE:
             return "none"
         if self._has_way_back:
             return "rolled_back"
-        return "none" if self.watchdog.trusted and not finding.under_floor else "speculation_off"
+        return "none" if self.watchdog.trusted and not finding["under_floor"] else "speculation_off"
 
     @property
     def _has_way_back(self) -> bool:
-        """Whether the drafter in force is on trial, and a trusted one is kept."""
+        """Whether the active drafter is on trial, and a trusted one is kept."""
         return not self.watchdog.trusted and self.previous is not None and self.previous.version == self._trusted
 
     # -- within --
 
     def _leave_cache(self) -> None:
         """New requests share no prefix that a drafter nobody trusts has read: of its keys and values the next one makes
-        nothing (benchmarks/README.md says what that costs). Those of a trusted one serve its successor as well."""
+        nothing (docs/results/reload.md says what that costs). Those of a trusted one serve its successor as well."""
         self.cache_era += not self.watchdog.trusted
 
     def _began(self) -> None:
-        """A drafter was put in force."""
+        """A drafter was made active."""
         self._since, self._steps = time.monotonic(), 0
-        self._probes.passed()
         if self.live.version == self._untrained:
             self.stop("the drafter has learnt nothing yet")
         elif self._speculation.held is not None:
-            self._speculation.release(f"drafter {self.live.version} is in force")
+            self._speculation.release(f"drafter {self.live.version} is active")
 
     def _stage(self, offer: Offer) -> tuple[Staged, float]:
         """In the thread. Returns what was read, and how many seconds that took."""
@@ -259,7 +250,7 @@ class Drafter:
         if offer.version != self.live.version:
             return False
         if None not in (offer.sha256, self.live.sha256) and offer.sha256 != self.live.sha256:
-            raise OutOfTurn(f"version {offer.version} is in force, with other weights")
+            raise OutOfTurn(f"version {offer.version} is active, with other weights")
         return True
 
     def _ahead_of(self, version: int) -> str:
@@ -267,7 +258,7 @@ class Drafter:
             return f"it was rolled back, to {self.live.version}"
         if self._staging and version > self._newest:
             return f"version {self._staging.offer.version} is on its way"
-        return f"version {self._newest} was in force"
+        return f"version {self._newest} was active"
 
     def _committed_before(self, version: int) -> bool:
         if version == self.live.version:
@@ -281,7 +272,7 @@ class Drafter:
         self._events.add("drafter_refused", version=version, why=why)
         raise UpdateRefused(why)
 
-    def _put_in_force(self, staging: OnItsWay) -> None:
+    def _activate(self, staging: OnItsWay) -> None:
         staged, seconds = staging.future.result()
         remember = self.watchdog.mode is Watchfulness.OBSERVE or not self._has_way_back
         began = time.perf_counter()
@@ -302,5 +293,5 @@ class Drafter:
             flip_s=round(took, 6),
         )
         self._leave_cache()
-        self.watchdog.swapped()
+        self.watchdog.hear("drafter")
         self._began()

@@ -1,8 +1,8 @@
-"""GPU memory that is lent to a trainer and comes back: upstream's release and resume, made safe to call.
+"""Memory offload for a trainer that shares the GPU: upstream's release and resume, made safe to call.
 
 Upstream's end the server where a request is running or waiting, and where a tag is released or resumed twice, as
-trainers do that are restarted. Here the second changes nothing. Memory is lent by a server that is idle or held: by a
-pause, or by what it has lent already. Requests of a held server go back to the queue, with the tokens that they have.
+trainers do that are restarted. Here the second changes nothing. Memory is released by a server that is idle or held: by
+a pause, or by a release before. Requests of a held server go back to the queue, with the tokens that they have.
 
     kv_cache     of target and drafter; emptied
     weights      of target and drafter, and the two further copies of the drafter (engine/swap.py). The drafter's come
@@ -11,8 +11,8 @@ pause, or by what it has lent already. Requests of a held server go back to the 
     cuda_graph   with SGLANG_MEMORY_SAVER_CUDA_GRAPH=1; else graphs stay where they are, and nothing waits for them.
                  They come back with the last of the other two, as few trainers ask for them by name
 
-While memory is lent no step runs: who asks meanwhile waits until it is back. A pause outlasts it, if generation is not
-continued, before or after.
+While memory is released no step runs: who asks meanwhile waits until it is back. A pause outlasts it, if generation
+is not continued, before or after.
 
 Without --enable-memory-saver nothing is given back, whatever is released; all else is the same.
 """
@@ -31,12 +31,12 @@ from tlt_server.engine.requests.held import set_aside
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
 
-class Lending:
-    """What of a scheduler's GPU memory is lent; each rank keeps one, and all are asked between the same two steps.
+class MemoryOffload:
+    """What of a scheduler's GPU memory is released; each rank keeps one, and all are asked between the same two steps.
 
-    router: upstream's weight updater, whose `offload_tags` are what is lent.
+    router: upstream's weight updater, whose `offload_tags` are what is released.
     drafter: its `DrafterWeights`, or None.
-    events: told of what is lent and comes back.
+    events: told of what is released and resumed.
     release, resume: upstream's methods, of which each does its part for the tags that it is given.
     """
 
@@ -51,10 +51,10 @@ class Lending:
         self._router, self._drafter, self._events = router, drafter, events
         self._release, self._resume = release, resume
         self._paused = self._promised = False
-        self._graphs_lent = bool(envs.SGLANG_MEMORY_SAVER_CUDA_GRAPH.get())
+        self._graphs_released = bool(envs.SGLANG_MEMORY_SAVER_CUDA_GRAPH.get())
 
     def promise(self, tags: Sequence[str] | None, *, on: bool) -> None:
-        """Lets no step run until memory of these tags is lent, or takes that back. A collective.
+        """Lets no step run until memory of these tags is released, or takes that back. A collective.
 
         Raises:
             UpdateRefused: a tag that does not exist.
@@ -65,7 +65,7 @@ class Lending:
         self._promised = on
         self._hold()
 
-    def lend(self, tags: Sequence[str] | None) -> None:
+    def release(self, tags: Sequence[str] | None) -> None:
         """Gives memory of these tags back to the card, all if there are none. A collective.
 
         Raises:
@@ -85,7 +85,7 @@ class Lending:
         self._events.add("memory_released", tags=" ".join(wanted), freed_bytes=_free_bytes() - free)
 
     def take_back(self, tags: Sequence[str] | None) -> None:
-        """Takes memory of these tags again, all that is lent if there are none or only graphs stay. A collective.
+        """Takes memory of these tags again, all that is released if there are none or only graphs stay. A collective.
 
         Raises:
             UpdateRefused: a tag that does not exist.
@@ -101,7 +101,7 @@ class Lending:
             self._drafter.let_stage()
         self._hold()
         if GPU_MEMORY_TYPE_WEIGHTS in wanted and self._router.state.drafter is not None:
-            self._router.state.drafter.watchdog.resumed()
+            self._router.state.drafter.watchdog.hear("memory")
         self._events.add("memory_resumed", tags=" ".join(wanted), taken_bytes=free - _free_bytes())
 
     def paused(self) -> None:
@@ -124,16 +124,16 @@ class Lending:
 
     def _hold(self) -> None:
         """Lets steps run, or none."""
-        lent = self._router.offload_tags - (set() if self._graphs_lent else {GPU_MEMORY_TYPE_CUDA_GRAPH})
+        released = self._router.offload_tags - (set() if self._graphs_released else {GPU_MEMORY_TYPE_CUDA_GRAPH})
         # override: no step may run while memory is given away; upstream runs what comes
-        self._router.scheduler._engine_paused = self._paused or self._promised or bool(lent)
+        self._router.scheduler._engine_paused = self._paused or self._promised or bool(released)
 
     @property
     def has_weights(self) -> bool:
         return GPU_MEMORY_TYPE_WEIGHTS not in self._router.offload_tags
 
     def require_weights(self) -> None:
-        """Raises OutOfTurn while the weights are lent: they can neither be written nor read."""
+        """Raises OutOfTurn while the weights are released: they can neither be written nor read."""
         if not self.has_weights:
             raise OutOfTurn("the weights' memory is released: POST /resume_memory_occupation takes it back")
 

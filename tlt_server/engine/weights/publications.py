@@ -73,13 +73,13 @@ class _Open:
 class Publications:
     """The target's versions.
 
-    weight_version: the trainer's name for the weights in force; at start, SGLang's.
+    weight_version: the trainer's name for the active weights; at start, SGLang's.
     silence_s: without a write, after which a run of calls has ended.
     clock: monotonic seconds.
     on_published: told of each publication when it ends.
     gaps: what it lacks.
     allow_partial: whether it may; a session says so for itself.
-    missing: what the target in force lacks.
+    missing: what the active target lacks.
     """
 
     weight_version: str
@@ -146,7 +146,7 @@ class Publications:
             self.weight_version = weight_version
 
     def reset(self) -> None:
-        """The weights in force are no target's any more."""
+        """The active weights are no target's any more."""
         self.missing = tuple(self.gaps(frozenset()))
         if self._open:
             self._open.names.clear()

@@ -31,7 +31,7 @@ from tlt_server.engine.requests.held import flush_under_load
 from tlt_server.engine.weights.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.weights.checking import check_weights
 from tlt_server.engine.weights.groups import join
-from tlt_server.engine.weights.memory import Lending
+from tlt_server.engine.weights.memory import MemoryOffload
 from tlt_server.engine.weights.publications import incomplete, no_gaps, require_whole
 from tlt_server.engine.weights.state import state_of
 from tlt_server.errors import UpdateRefused
@@ -57,7 +57,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         self._admission = Admission(runner.model, fit, self.tp_cpu_group)
         self._session_selector: str | None = None
         self.state = state_of(self.scheduler, fit.gaps if fit else no_gaps)
-        self.memory = Lending(
+        self.memory = MemoryOffload(
             self,
             getattr(self.draft_worker, "weights", None),
             self.state.events,
@@ -133,7 +133,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         return True, "Succeeded to initialize custom process group."
 
     def _lend(self, recv_req: Any) -> Outcome:
-        self.memory.lend(recv_req.tags)
+        self.memory.release(recv_req.tags)
         return True, ""
 
     def _take_back(self, recv_req: Any) -> Outcome:
@@ -148,7 +148,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             return CheckWeightsReqOutput(success=False, message=str(refused))
 
     def reset(self) -> None:
-        """What is in force is about to be no target any more."""
+        """What is active is about to be no target any more."""
         self._await_running_step()
         self.state.target_era += 1
         self.state.publications.reset()

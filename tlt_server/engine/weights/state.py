@@ -18,9 +18,8 @@ from tlt_server.engine.events import EventLog
 from tlt_server.engine.features.sharing import Sharing, sharing_of
 from tlt_server.engine.ranks import gathered
 from tlt_server.engine.weights.drafter import Drafter
-from tlt_server.engine.weights.probes import Probes
 from tlt_server.engine.weights.publications import Gaps, Publications, Published
-from tlt_server.engine.weights.watchdogs import Watchdogs
+from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import listed
 from tlt_server.metrics import show_event, show_staleness, show_watch
 from tlt_server.wire.devices import identity
@@ -83,7 +82,7 @@ class EngineState:
         return self.drafter.probe_due(self.publications.version)
 
     def versions(self) -> Versions:
-        """What is in force, as our routes show it."""
+        """What is active, as our routes show it."""
         target = self.publications
         drafter = None if self.drafter is None else self.drafter.describe()
         missing = tuple(target.missing[:SHOWN_NAMES])
@@ -102,7 +101,7 @@ class EngineState:
         """A decode step was settled.
 
         Args:
-            drafter_version: in force at its launch.
+            drafter_version: active at its launch.
             arm: it was launched with; None: off.
             batch: requests in it.
             accepted: drafts of each request that counts.
@@ -198,7 +197,7 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
         return context
 
     start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
-    watchdog = Watchdogs(worker.all_arms, config.watchdog, config.accept_length_floor, time.time)
+    watchdog = Watchdog(worker.all_arms, config.watchdog, config.accept_length_floor, time.time)
     return Drafter(
         worker.weights,
         scheduler.tp_cpu_group,
@@ -207,6 +206,5 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
         start,
         watchdog,
         speculation,
-        Probes(time.time),
         untrained=config.begins_untrained,
     )

@@ -112,7 +112,7 @@ class DrafterWeights:
         return Staged(found)
 
     def hold_staging(self) -> None:
-        """Before the weights' memory is lent: waits for what is being staged. What is to be staged waits for
+        """Before the weights' memory is released: waits for what is being staged. What is to be staged waits for
         `let_stage`."""
         self._at_hand.acquire()
 
@@ -186,19 +186,19 @@ class DrafterWeights:
 
     @torch.no_grad()
     def flip(self, *, remember: bool) -> None:
-        """Puts the staged weights in force; those that were become the previous ones if they are to be remembered."""
+        """Makes the staged weights active; those that were become the previous ones if they are to be remembered."""
         if remember:
             torch._foreach_copy_(self._previous, self._live)
         torch._foreach_copy_(self._live, self._staged)
 
     @torch.no_grad()
     def flip_back(self) -> None:
-        """Puts the previous weights in force."""
+        """Makes the previous weights active."""
         torch._foreach_copy_(self._live, self._previous)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Puts random values in force, as upstream's check of weights does; not in the map of tokens."""
+        """Makes random values active, as upstream's check of weights does; not in the map of tokens."""
         for live in self._live:
             if live.is_floating_point():
                 live.uniform_()

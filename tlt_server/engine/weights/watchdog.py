@@ -1,228 +1,150 @@
-"""Whether the drafter in force is one to stay with: accept length on live traffic, held against that of before.
+"""Whether the active drafter is one to stay with: accept length on live traffic, held against that of before.
 
-What may have made it worse begins a watch (a drafter put in force, another target, memory released and resumed), and a
-verdict ends it (engine/bets.py says which, and how often it is wrong). A watch demands
-
-    all but `MARGIN`         of the drafts that were accepted before, where nothing but the drafter is new
-    all but `STALE_MARGIN`   where the target is new too: what that costs is no fault of the drafter's
-    and the floor            whatever was before; the floor alone where too little was seen before, as after a start
-
-Before is before the first event that nothing was settled of: of two drafters in a row, the second is not held against
-the first unless that one was found as good. A drafter is *trusted* from then on, as is the one of the start; only of
-trusted ones is a baseline made.
-
-It does not tell a drafter that is worse from traffic that became harder to draft in the moment of a swap. Pure: the
-clock is an argument, and decides nothing; ranks that are told the same come to the same verdict at the same step.
+A CUSUM in each arm (Page 1954; Wald's test of two normal means). How far a request is from the demanded `level` depends
+on the request (variance `between`) and on chance (`within`, each pass): of n passes with s accepted drafts, it adds
+(s - n * level) / v to the sum and n / v to what is known, v = within + n * between. The clock decides only of probes.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 from tlt_client.schemas import Watch
 
-from tlt_server.config import Watchfulness
-from tlt_server.engine.weights.bets import Stretch, Stretches, Trial, Verdict, lower_bound, mean_of
+from tlt_server.config import Arm, Watchfulness
 
-MARGIN = 0.1
-"""Share of the accepted drafts that may be lost. The drafter's KV after a swap is its predecessor's; what that costs,
-benchmarks/README.md says."""
-STALE_MARGIN = 0.5
-MEMORY = 2048
-"""Stretches that a baseline is made of: the latest."""
-GRACE = 2
-"""Steps after an event that are not looked at: launched before it, or drafted from what was left of before."""
+MARGIN, STALE_MARGIN = 0.1, 0.5  # share of the accepted drafts that may be lost; the second where the target is new too
+GRACE, SOONEST = 2, 10  # steps after an event: not looked at, as drafted from what was left of before; without verdict
+LEAST, LEAST_REQUESTS, LATEST = 512, 4, 512  # passes and requests that a baseline needs; requests that it keeps
+PATIENCE = 32768  # passes after which a drafter that is not plainly worse stays
+SHIFTS = 0.1, 0.25, 0.5, 0.9  # of the level: what a worse drafter is supposed to be below it, a good one above
+ALARM, PASS = (math.log(len(SHIFTS) / rate) for rate in (1e-3, 1e-2))  # rates at the level, of `worse` and of `as good`
+FIRST_S, LONGEST_S = 60.0, 3600.0  # until speculation that was turned off is tried again; each failure doubles it
 
 
-class Finding(NamedTuple):
-    """The end of a watch. Lengths are accept lengths: tokens of a verify pass, the bonus token included.
+class Sample(dict[str, tuple[int, int]]):
+    """Passes and accepted drafts of each of the latest requests."""
 
-    worse: plainly; otherwise the drafter stays.
-    found, least, before: the accept length that was found, the least that was demanded, and that of before, if known.
-    since: what began the watch.
-    steps, seconds: since the last of it.
-    under_floor: whether what was found is below the floor.
-    """
+    def add(self, request: str, count: int) -> None:
+        n, total = self.get(request, (0, 0))
+        self[request] = n + 1, total + count
+        if len(self) > LATEST:
+            del self[next(iter(self))]
 
-    worse: bool
-    found: float
-    least: float
-    before: float | None
-    since: str
-    steps: int
-    seconds: float
-    under_floor: bool
+    def enough(self) -> bool:
+        return len(self) >= LEAST_REQUESTS and sum(n for n, _ in self.values()) >= LEAST
 
-    def detail(self) -> dict[str, str | int | float | None]:
-        """As an event tells it."""
-        return {
-            "since": self.since,
-            "accept_length": round(self.found, 4),
-            "least": round(self.least, 4),
-            "before": None if self.before is None else round(self.before, 4),
-            "steps": self.steps,
-            "seconds": round(self.seconds, 6),
-        }
+    def length(self) -> float | None:
+        return 1 + sum(total for _, total in self.values()) / sum(n for n, _ in self.values()) if self else None
+
+    def estimate(self, most: int) -> tuple[float, float]:
+        """Mean of accepted drafts less three standard errors, and the variance between requests."""
+        passes, sums = sum(n for n, _ in self.values()), self.values()
+        mean = (sum(total for _, total in sums) + most / 2) / (passes + 1)  # never an end of the range
+        within = mean * (most - mean)
+        apart = math.fsum((total - n * mean) ** 2 for n, total in sums) * len(self) / (len(self) - 1)
+        between = max(0.0, (apart - within * passes) / sum(n**2 for n, _ in sums))
+        known = math.fsum(n / (within + n * between) for n, _ in sums)
+        return math.fsum(total / (within + n * between) for n, total in sums) / known - 3 / known**0.5, between
+
+
+class Lane:
+    """The watch in one arm, of `most` drafts: what one arm accepts says nothing of another."""
+
+    def __init__(self, most: int, floor: float) -> None:
+        self.most, self.floor = most, min(floor - 1, 0.99 * most)
+        self.begin(Sample(), [])
+
+    def begin(self, baseline: Sample, since: list[str]) -> None:
+        """Begins a watch anew, for these causes; without one it only ends the watch under way."""
+        self.baseline, self.since, self.watching, self.trial = baseline, since, bool(since), Sample()
+        self.before, self.recent = baseline.length(), deque[int](maxlen=LEAST)
+        self.level, self._between, self._passes, self._sum, self._known = self.floor, self.floor**2 / 4, 0, 0.0, 0.0
+        if since and baseline.enough():
+            sure, self._between = baseline.estimate(self.most)
+            self.level = max(self.floor, sure * (1 - (STALE_MARGIN if "target" in since else MARGIN)))
+
+    def add(self, request: str, count: int) -> bool | None:
+        """Takes in a pass; returns whether the drafter is worse, once that is plain."""
+        n, total = self.trial.get(request, (0, 0))
+        self.trial.add(request, count)
+        within = self.level * (self.most - self.level)  # as large as it can be, with this mean
+        old, new = (within + min(passes, LEAST) * self._between for passes in (n, n + 1))  # a long one is as several
+        self._sum += (total + count - (n + 1) * self.level) / new - (total - n * self.level) / old
+        self._known, self._passes = self._known + (n + 1) / new - n / old, self._passes + 1
+        self.found, shifts = self.level + self._sum / self._known, [share * self.level for share in SHIFTS]
+        worse, as_good = (max(d * sign * self._sum - d * d / 2 * self._known for d in shifts) for sign in (-1, 1))
+        passed = (as_good >= PASS and self.trial.enough()) or self._passes >= PATIENCE
+        return not passed if passed or worse >= ALARM else None
 
 
 class Watchdog:
-    """Watches one drafter after another, on one rank.
+    """Sees the steps of all arms. A drafter is `trusted` once it was found as good in one; that of the start is."""
 
-    mode: for whoever acts on a finding.
-    floor: the accept length below which no drafter is worth its while; above 1.
-    most: drafts that one pass can accept.
-    clock: seconds since 1970.
-    """
+    def __init__(self, arms: Sequence[Arm], mode: Watchfulness, floor: float, clock: Callable[[], float]) -> None:
+        self.mode, self._clock, self.trusted = mode, clock, True
+        self._lanes = {arm: Lane(arm.num_steps, floor) for arm in arms}
+        self._newest = self._lanes[arms[0]]
+        self._target: int | None = None
+        self._probe_at: float | None = None
+        self._wait, self._event, self._steps, self._at = FIRST_S, "start", 0, clock()
 
-    def __init__(self, mode: Watchfulness, floor: float, most: int, clock: Callable[[], float]) -> None:
-        self.mode = mode
-        self.trusted = True
-        self._most, self._clock = most, clock
-        self._floor = min((floor - 1) / most, 0.99)
-        self._stretches = Stretches(most)
-        self._baseline: deque[Stretch] = deque(maxlen=MEMORY)
-        self._trial: Trial | None = None
-        self._since: list[str] = []
-        self._before: float | None = None
-        self._event, self._steps, self._at = "start", 0, clock()
-        self._now: deque[Stretch] = deque(maxlen=64)
-        self._drafting = True
-
-    # -- what happens to the weights --
-
-    def swapped(self) -> None:
-        """Another drafter is in force. What a trusted one had under a new target is what this one is held against."""
-        if self._trial is not None and self.trusted and lower_bound(self._trial.found) is not None:
-            self._rest(self._trial.found)
-        self.trusted, self._drafting = False, True
-        self._watch("drafter")
-
-    def published(self) -> None:
-        """The target is another one."""
-        self._watch("target")
-
-    def resumed(self) -> None:
-        """What was released is in memory again."""
-        self._watch("memory")
-
-    def rolled_back(self, *, trusted: bool) -> None:
-        """An older drafter is in force again.
-
-        trusted: whether it is one that was found as good, or that of the start. If it was left for one on trial, the
-            baseline is its own. A target that came meanwhile is still unproven.
-        """
-        unproven = [cause for cause in self._since if cause != "drafter"]
-        if trusted and self.trusted:
-            self._baseline.clear()
-        self.trusted, self._drafting = trusted, True
-        if not trusted:
-            self._watch("drafter")
+    def hear(self, event: str, *, trusted: bool = False, probe: bool = False) -> None:
+        """An event of `Watch`. trusted: what is rolled back to; probe: what goes off is to be tried again later."""
+        if self._event == "off" and event in ("target", "memory"):
             return
-        self._rest(self._baseline)
-        for cause in unproven:
-            self._watch(cause)
-        self._mark("rollback")
+        cause = event if event != "rollback" else "drafter"
+        for lane in self._lanes.values():
+            baseline, since = lane.baseline, [each for each in lane.since if each != cause]
+            if event == "off" or (trusted and self.trusted):  # back from a drafter that made the baseline its own
+                baseline = Sample()
+            elif event == "drafter" and self.trusted and lane.trial.enough():
+                baseline, since = lane.trial, []  # what it has under a new target
+            lane.begin(baseline, [] if event == "off" else since if trusted else [*since, cause])
+        if event in ("drafter", "rollback", "off"):
+            self.trusted, self._wait = trusted, self._wait if event == "off" else FIRST_S
+        self._target, self._probe_at = None, self._clock() + self._wait if probe else None
+        self._wait = min(2 * self._wait, LONGEST_S) if probe else self._wait
+        self._event, self._steps, self._at = event, 0, self._clock()
 
-    def probed(self) -> None:
-        """Speculation, which was off, is tried again."""
-        self._drafting = True
-        self._watch("probe")
-
-    def stopped(self) -> None:
-        """Speculation is off: there is nothing to see, and nothing that a later drafter could be held against."""
-        self._rest([])
-        self.trusted, self._drafting = False, False
-        self._mark("off")
-
-    # -- what is seen --
-
-    def observe(self, accepted: Sequence[tuple[str, int]]) -> Finding | None:
-        """Takes in one step of the drafter in force: accepted drafts, by request. A finding ends the watch."""
+    def observe(self, arm: Arm, accepted: Sequence[tuple[str, int]]) -> dict[str, Any] | None:
+        """Takes in one step of the active drafter: accepted drafts by request. What it found ends an arm's watch."""
+        self._newest = lane = self._lanes[arm]
         self._steps += 1
-        if self._steps <= GRACE:
-            return None
-        for stretch in self._stretches.add(accepted):
-            self._now.append(stretch)
-            if self._trial is None:
-                if self.trusted:
-                    self._baseline.append(stretch)
-            elif (verdict := self._trial.add(stretch)) is not None:
-                return self._ended(self._trial, verdict)
+        for request, count in accepted if self._steps > GRACE else ():
+            lane.recent.append(count)
+            if lane.watching and (worse := lane.add(request, count)) is not None and self._steps >= SOONEST:
+                return self._ended(lane, worse)
+            if not lane.watching and self.trusted:
+                lane.baseline.add(request, count)
         return None
 
+    def _ended(self, lane: Lane, worse: bool) -> dict[str, Any]:
+        told: dict[str, Any] = {"accept_length": 1 + lane.found, "least": 1 + lane.level, "before": lane.before}
+        told = {name: length and round(length, 4) for name, length in told.items()}
+        told |= {"worse": worse, "under_floor": lane.found < lane.floor, "since": " and ".join(lane.since)}
+        self.trusted, lane.watching = self.trusted or not worse, False
+        self._wait = self._wait if worse else FIRST_S
+        if self.trusted:  # if it is worse, target or memory made it so: it is how it is from now on
+            lane.baseline, lane.since = lane.trial if worse or lane.trial.enough() else lane.baseline, []
+        return {**told, "steps": self._steps, "seconds": round(self._clock() - self._at, 6)}
+
     def describe(self) -> Watch:
-        """As our routes show it."""
-        least = None if self._trial is None else self._length(self._trial.level)
-        return Watch(
-            mode=self.mode,
-            state=self._state(),
-            event=self._event,
-            event_time=self._at,
-            steps=self._steps,
-            accept_length=self._mean(self._now),
-            before=self._before,
-            baseline=self._mean(self._baseline),
-            least=least,
-        )
+        """As our routes show it: what is seen in the arm of the newest step."""
+        lane, recent = self._newest, self._newest.recent
+        settled = "settled" if lane.baseline.enough() else "gathering"
+        state = "watching" if lane.watching else settled if self.trusted else "off" if self._event == "off" else "worse"
+        seen = 1 + sum(recent) / len(recent) if recent else None, lane.before, lane.baseline.length()
+        least, probe_at = 1 + lane.level if lane.watching else None, self._probe_at if self.mode == "armed" else None
+        return Watch(self.mode, state, self._event, self._at, self._steps, *seen, least, probe_at)
 
-    # -- within --
-
-    def _state(self) -> str:
-        if not self._drafting:
-            return "off"
-        if self._trial is not None:
-            return "watching"
-        if not self.trusted:
-            return "worse"
-        return "settled" if lower_bound(self._baseline) is not None else "gathering"
-
-    def _watch(self, cause: str) -> None:
-        """Begins a watch, or begins the one under way anew: what it has seen was before the event."""
-        if not self._drafting:
-            return
-        if cause not in self._since:
-            self._since.append(cause)
-        sure = lower_bound(self._baseline)
-        margin = STALE_MARGIN if "target" in self._since else MARGIN
-        self._trial = Trial(self._floor if sure is None else max(self._floor, sure * (1 - margin)))
-        self._mark(cause)
-
-    def _rest(self, baseline: Sequence[Stretch]) -> None:
-        """Ends the watch, with what the next one is held against."""
-        self._baseline = deque(baseline, MEMORY)
-        self._trial, self._since = None, []
-
-    def _mark(self, event: str) -> None:
-        self._event, self._steps, self._at = event, 0, self._clock()
-        self._before = self._mean(self._baseline)
-        self._stretches = Stretches(self._most)
-        self._now.clear()
-
-    def _ended(self, trial: Trial, verdict: Verdict) -> Finding:
-        worse = verdict is Verdict.WORSE
-        found = mean_of(trial.found)
-        finding = Finding(
-            worse,
-            self._length(found),
-            self._length(trial.level),
-            self._mean(self._baseline),
-            " and ".join(self._since),
-            self._steps,
-            self._clock() - self._at,
-            found < self._floor,
-        )
-        if not worse:
-            self.trusted = True
-        if not self.trusted:
-            self._trial = None
-        elif worse or lower_bound(trial.found) is not None:
-            self._rest(trial.found)  # also what a new target leaves of a good drafter: so it is from now on
-        else:
-            self._rest(self._baseline)
-        return finding
-
-    def _mean(self, found: Sequence[Stretch]) -> float | None:
-        return self._length(mean_of(found)) if found else None
-
-    def _length(self, share: float) -> float:
-        return 1 + share * self._most
+    def probe_due(self, target: int) -> str | None:
+        """Why to probe now, if that is due. `target`: the active version, its publication complete."""
+        if self._probe_at is None or self.mode != "armed":  # nothing would end it
+            return None
+        if self._target not in (None, target):
+            self._wait = FIRST_S
+            return f"the target is now version {target}"
+        self._target = target
+        return "it was off for a while" if self._clock() >= self._probe_at else None

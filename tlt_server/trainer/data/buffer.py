@@ -1,14 +1,11 @@
 """Features in memory: bounded in bytes and in age, what is long kept longest; batches that mix two RL steps.
 
-In the middle of an RL step only short responses are whole, and a drafter is needed for the long ones. So a batch mixes
-sequences of this step, partial as they are, with those of steps before, long ones first: the paper's one-step offset
-(arXiv 2511.16665, 4.2).
+In the middle of an RL step only short responses are whole, and a drafter is needed for the long ones: a batch mixes
+sequences of this step with those of steps before, long ones first (arXiv 2511.16665, 4.2).
 
-Whole groups are kept from training, to judge by: those that a hash of the prompt names, whenever they come. But
-drafters are judged for the newest target alone, and where a target sees eight prompts, a share of 5 % keeps none of
-them two times out of three: nothing could be published. So the first prompt that is asked under a target is kept for
-it, too, where nothing else is kept to judge that target by, and there is something else to learn from. Every target
-that is asked two prompts has both; where each is asked a single one, they take turns.
+Whole groups are held out, to judge by: those that a hash of the prompt names, and the first prompt under a target that
+has none held out yet, if there is something else to learn from. A share alone may name none of a target's few prompts,
+and drafters are judged for the newest target.
 """
 
 from collections import Counter
@@ -85,17 +82,9 @@ class _Response:
 class Buffer:
     """What the trainer learns from and is judged by.
 
-    Args:
-        width: W of the states that the drafter reads.
-        hidden: H of the target.
-        budget: bytes of tensors at most.
-        max_age: target versions that a feature may be behind the newest.
-        held_out: share of groups kept from training, at least; 0: none is.
-
-    Attributes:
-        newest: version of the target.
-        nbytes: of all tensors held.
-        dropped: features' parts that were not taken, and responses that had to go, counted by reason.
+    width, hidden: W of the states that the drafter reads, H of the target. budget: bytes of tensors at most. max_age:
+    target versions that a feature may be behind the newest. held_out: share of groups kept from training, at least;
+    0: none is. dropped: features' parts that were not taken, and responses that had to go, counted by reason.
     """
 
     def __init__(self, width: int, hidden: int, budget: int, max_age: int = 1, held_out: float = 0.05) -> None:
@@ -145,14 +134,10 @@ class Buffer:
         return [run for response in self._kept(True) for run in self._runs(response, self.newest)]
 
     def draw(self, entries: int, random: Random, earlier: float = 0.5) -> list[Run]:
-        """Runs to train on, each sequence at most once, of `entries` entries; fewer if there are none. The last is cut:
-        a little more would be a second pack, which on a GPU costs as much as a full one.
+        """Runs to train on, each sequence at most once, of `entries` entries or fewer; the last is cut to fit one pack.
 
-        Args:
-            entries: wanted in all.
-            random: decides.
-            earlier: share of the entries from earlier steps, the longer a sequence the likelier; the rest is of the
-                newest version of the target. What one of the two lacks, the other gives.
+        earlier: share of the entries from earlier steps, the longer a sequence the likelier; the rest is of the newest
+            version of the target. What one of the two lacks, the other gives.
         """
         learnt = self._kept(False)
         this = [response for response in learnt if response.version == self.newest]

@@ -12,8 +12,7 @@ from tlt_server.config import DrafterKind
 from tlt_server.errors import WireError
 from tlt_server.trainer.data.features import Feature
 from tlt_server.trainer.data.targets import Targets
-from tlt_server.wire.features import FeatureBatch, FeatureHeader
-from tlt_server.wire.messages import Buffer, ModelIdentity
+from tlt_server.wire.messages import Buffer, FeatureBatch, FeatureHeader, ModelIdentity
 from tlt_server.wire.sockets import Inlet
 
 log = logging.getLogger(__name__)
@@ -26,15 +25,9 @@ LARGEST = 1e6
 
 
 class Inbox:
-    """What arrives on the features link.
+    """What arrives on the features link of `model`; `width` is of what the drafter reads.
 
-    Args:
-        model: the target; features of another one are refused.
-        width: of what the drafter reads.
-
-    Attributes:
-        received: tokens taken.
-        dropped: tokens that were not, by reason; a message that cannot be read counts as one.
+    received: tokens taken. dropped: tokens that were not, by reason; a message that cannot be read counts as one.
     """
 
     def __init__(self, inlet: Inlet, model: ModelIdentity, kind: DrafterKind, width: int, targets: Targets) -> None:

@@ -1,8 +1,4 @@
-"""Prompts replayed through a running server, so that its drafter has learnt before any RL begins.
-
-The server samples each response as it would for an RL trainer, and `tlt-server train` learns from the hidden states on
-the way. The responses themselves are dropped.
-"""
+"""Prompts replayed through a running server, whose trainer learns from the hidden states; responses are dropped."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,10 +60,7 @@ def _prompt(line: bytes, where: str) -> str | tuple[int, ...]:
 def replay(
     url: str, prompts: Sequence[str | tuple[int, ...]], responses: int, params: SamplingParams, at_once: int
 ) -> Iterator[Replayed]:
-    """Samples so many responses to each prompt, and says now and then how far it is; the last says it of all.
-
-    Args:
-        url: of the server. at_once: requests in flight.
+    """Samples `responses` to each prompt, `at_once` in flight, and says now and then how far it is.
 
     Raises:
         ServerFailed: the server cannot be reached, has no trainer, or did not answer.

@@ -34,13 +34,7 @@ class Targets:
         return next(reversed(self._counts), NONE)
 
     def hear(self, server: str, count: int, name: str) -> int:
-        """The number of the target that a server serves now.
-
-        Args:
-            server: its name.
-            count: of publications since it was started.
-            name: the RL trainer's, of the target.
-        """
+        """The number of the target that a server serves now, which counts its publications and names its weights."""
         counted = self._counted[server] = self._counted.pop(server, {})
         if len(self._counted) > KEPT:
             self._life.pop(_drop_first(self._counted), None)

@@ -1,9 +1,8 @@
 """Attention of drafting chains over packed sequences: none of it crosses a sequence's border.
 
-Every row of a pack starts a chain of its own. Its query in step k sees the target's features up to its own row (the
-keys of step 0, which is causal attention within the sequence, the same in every step), and of the steps 1 to k its own
-row alone: the drafts of its own chain. The first part is a `Base`; a row's own part is k dot products. As the base also
-tells the logarithm of its softmax's denominator, the two are joined exactly:
+Every row of a pack starts a chain of its own. Its query in step k sees the target's features up to its own row (causal
+attention to the keys of step 0: a `Base`), and of the steps 1 to k its own row alone. With L, the base's log-sum-exp,
+the two are joined exactly:
 
     o = (e^L o_base + sum_m e^(s_m) v_m) / (e^L + sum_m e^(s_m))
 

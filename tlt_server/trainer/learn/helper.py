@@ -8,17 +8,14 @@ import torch
 from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.loop import learn
 from tlt_server.trainer.learn.losses import Objective
+from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network, network
 from tlt_server.trainer.learn.packing import Pack
-from tlt_server.trainer.learn.parking import release
 from tlt_server.trainer.learn.team import TENSORS, End, Free, Join, Learn, Line
 
 
 def assist(leader: Line, objective_of: Callable[[Mapping[str, Any]], Objective]) -> None:
-    """Until the leader says that training is over.
-
-    Args:
-        objective_of: what a drafter with this config learns by.
+    """Until the leader says that training is over. objective_of: what a drafter with this config learns by.
 
     Raises:
         RankLost: the leader is gone.

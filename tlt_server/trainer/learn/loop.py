@@ -14,16 +14,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.learn.chains import Frozen, autocast
 from tlt_server.trainer.learn.losses import Objective, loss
+from tlt_server.trainer.learn.memory import move, moved
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
-from tlt_server.trainer.learn.parking import move, moved
 from tlt_server.trainer.learn.team import Team
 
-WEIGHTS = "weights."
-"""Before the name of each of a drafter's tensors, in what `Trainer.state` returns."""
-
-AVERAGE = "average."
-"""Before the name of each of them averaged."""
+WEIGHTS, AVERAGE = "weights.", "average."
+"""Before the name of each of a drafter's tensors, and of each averaged, in what `Trainer.state` returns."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What torch's AdamW keeps of each weight; the last on the CPU."""
@@ -59,10 +56,7 @@ class Metrics:
 def learn(network: Network, frozen: Frozen, objective: Objective, packs: Sequence[Pack], chains: int) -> Tensor:
     """Adds the gradients of `packs` to those of the weights; gives the loss, a scalar in float32.
 
-    Each pack counts by its share of the chains, however the packs are spread over steps or processes.
-
-    Args:
-        chains: of the whole training step.
+    Each pack counts by its share of `chains`, those of the whole training step.
     """
     device = next(network.parameters()).device
     total = torch.zeros((), device=device)
@@ -76,17 +70,11 @@ def learn(network: Network, frozen: Frozen, objective: Objective, packs: Sequenc
 
 
 class Trainer:
-    """A drafter, its optimiser and all that decides what comes next; on the device that the network is on.
+    """A drafter, its optimiser and all that decides what comes next; on the network's device, in float32.
 
-    Weights and moments are float32. steps, tokens: of training until now; a token counts each time it is learnt from.
-
-    Args:
-        network: trained in place.
-        frozen: of the target; whoever follows the target sets it anew, between two steps, on `device`.
-        seed: of the draws; `random` is for whoever draws the packs, so that a resumed trainer draws as it would have.
-
-    Attributes:
-        team: who else takes part in a step: nobody, until whoever leads one sets it.
+    network: trained in place. frozen: of the target; set anew between two steps, on `device`, when the target moves.
+    random: for whoever draws the packs, so that a resumed trainer draws as it would have. steps, tokens: of training
+    until now; a token counts each time it is learnt from. team: who else takes part in a step; nobody by default.
     """
 
     def __init__(
@@ -144,11 +132,7 @@ class Trainer:
         return Metrics(self.steps, total.item(), norm, chains, skipped=not finite)
 
     def gradients(self, packs: Sequence[Pack]) -> tuple[Tensor, int]:
-        """Those of all `packs`, wherever they were computed; the loss, and how many chains there were.
-
-        Raises:
-            RankLost: as `step`.
-        """
+        """Those of all `packs`, wherever they were computed; the loss, and how many chains there were."""
         chains = sum(int(pack.counted.sum()) for pack in packs)
         self._optimiser.zero_grad()
         mine = self.team.share(packs, chains, self.network, self.frozen)

@@ -12,6 +12,7 @@ have a head of its own over a part of the vocabulary. The embedding, and a head 
 None has Qwen3's norms of query and key. Shapes below: N rows, H hidden size, D head_dim.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -20,14 +21,61 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tlt_server.errors import ConfigError
-from tlt_server.trainer.learn.rope import Rope, rotate
+
+
+class Rope:
+    """Cosines and sines of positions.
+
+    Args:
+        config: of the drafter; either transformers' `rope_parameters`, or `rope_theta` and `rope_scaling`.
+        head_dim: width of a head.
+
+    Raises:
+        ConfigError: a kind of scaling other than Llama 3.1's.
+    """
+
+    def __init__(self, config: Mapping[str, Any], head_dim: int) -> None:
+        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = given.get("rope_type") or given.get("type") or "default"
+        theta = given.get("rope_theta") or config.get("rope_theta") or 10000.0
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        if kind == "llama3":
+            frequencies = _slowed(frequencies, given)
+        elif kind != "default":
+            raise ConfigError(f"rope_type {kind}: a drafter that can be trained has default or llama3")
+        self._frequencies = frequencies
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [N] -> cosines and sines, each [N, head_dim]; the two halves of a head rotate together."""
+        angles = positions.float()[:, None] * self._frequencies.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """x [heads, N, head_dim], turned by each row's angles."""
+    cos, sin = rotation
+    low, high = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat((-high, low), dim=-1) * sin.to(x.dtype)
+
+
+def _slowed(frequencies: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1's: waves longer than the old context turn `factor` times slower, short ones as before, a ramp between.
+
+    Source: https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py (`apply_scaling`).
+    """
+    turns = given["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / given["factor"])
+
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 Rotation: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over rows of `width`; what a row sees is the caller's `attend`."""
+    """Grouped-query attention over rows [..., N, width]; what a row sees is `attend`'s, of [..., heads, N, D] each."""
 
     def __init__(self, config: Mapping[str, Any], width: int, *, bias: bool, out_bias: bool) -> None:
         super().__init__()
@@ -40,11 +88,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = attend(rotate(query, rotation), rotate(key, rotation), value)
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))
+        return self.o_proj(mixed.transpose(-3, -2).flatten(-2))
 
 
 class Mlp(nn.Module):
@@ -90,6 +138,7 @@ class Eagle(nn.Module):
 
     own_head = None
     draft_tokens: Tensor | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -130,9 +179,9 @@ class Eagle3(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         hidden = config["hidden_size"]
-        layers = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or (0, 1, 2)
+        self.aux_layers = tuple((config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or (0, 1, 2))
         self.rope = Rope(config, head_dim(config))
-        self.fc = nn.Linear(len(layers) * config.get("target_hidden_size", hidden), hidden, bias=False)
+        self.fc = nn.Linear(len(self.aux_layers) * config.get("target_hidden_size", hidden), hidden, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(config)])
         self.norm = norm(config)
         reduced = config.get("draft_vocab_size")

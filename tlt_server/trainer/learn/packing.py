@@ -75,9 +75,7 @@ class Pack:
 
 
 def plan(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Which of `sizes` to put together, by index: first-fit decreasing, at most 11/9 of the fewest packs and one more.
-
-    Johnson's bound (1973). Each index comes once, and no pack holds more than `budget`.
+    """Which of `sizes` to put together, by index: first-fit decreasing (Johnson, 1973), at most `budget` a pack.
 
     Raises:
         ValueError: a size is above the budget; `split` cuts a run.

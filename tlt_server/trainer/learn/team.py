@@ -2,11 +2,9 @@
 
     rank 0 ── order, weights, packs ──▶ helper ── gradients, loss ──▶ rank 0: their sum, clipped, one step of AdamW
 
-Only the leader has sockets, features, an optimiser and checkpoints. A helper keeps nothing that a later step needs: so
-it may be left out of any step and be back in another, as spot training has it, and a checkpoint is the same whatever
-the number of processes was. Gradients in and weights out are the bytes of an all-reduce, in its two halves, but all of
-them by way of one GPU: right for the few GPUs of a machine. To shard weights and moments too, as FSDP2 does, would
-spare memory where it is not short, for a drafter is one layer, and would tie every step to every rank.
+A helper keeps nothing that a later step needs: it may be left out of any step, as spot training has it, and checkpoints
+do not depend on the number of processes. All bytes go by way of one GPU: right for the few GPUs of a machine. FSDP2
+would tie every step to every rank, to shard weights of one layer.
 """
 
 import contextlib
@@ -81,21 +79,15 @@ Order = Join | Learn | Free | End
 
 
 class Line:
-    """To one other rank; what one side sends, the other one receives, in the same order.
+    """To another rank; what one side sends, the other receives, in the same order. All methods raise RankLost.
 
-    Args:
-        rank: the other one.
-        device: whose tensors are sent.
-        orders: a process group on the CPU, that may be silent for as long as there is nothing to learn.
+    device: whose tensors are sent. orders: a process group on the CPU, silent while there is nothing to learn.
     """
 
     def __init__(self, rank: int, device: torch.device, orders: Any) -> None:
         self._rank, self.device, self._orders = rank, device, orders
 
     def tell(self, order: Order) -> None:
-        """Raises:
-        RankLost: as all methods do.
-        """
         body = torch.frombuffer(bytearray(msgspec.msgpack.encode(order)), dtype=torch.uint8)
         with self._alive():
             dist.send(torch.tensor([len(body)]), self._rank, self._orders)
@@ -132,14 +124,9 @@ class Line:
 
 
 class Team:
-    """The leader's side; without helpers, a step is its own.
+    """The leader's side; without helpers, a step is its own. Methods raise RankLost but for `end`.
 
-    Args:
-        lines: to each helper, by its rank.
-        config: of the drafter.
-
-    Attributes:
-        present: ranks that take part in the next step; all of them by default.
+    lines: to each helper, by its rank. config: of the drafter. present: ranks that take part in the next step.
     """
 
     def __init__(self, lines: Mapping[int, Line] | None = None, config: Mapping[str, Any] | None = None) -> None:
@@ -151,25 +138,14 @@ class Team:
             line.tell(Join(dict(config or {})))
 
     def share(self, packs: Sequence[Pack], chains: int, network: Network, frozen: Frozen) -> Sequence[Pack]:
-        """Sends the packs of others to them; gives those of this rank.
-
-        chains: of all packs.
-
-        Raises:
-            RankLost: as `gather` and `free`.
-        """
+        """Sends the packs of others to them; gives those of this rank. chains: of all packs."""
         helpers = [rank for rank in self.present if rank in self._lines]
         mine, *others = spread(packs, 1 + len(helpers))
         self._helping = []
         for rank, share in zip(helpers, others, strict=True):
             if share:
-                self._send(
-                    rank,
-                    Learn(chains, frozen.version, self._missing(rank, frozen), _layouts(share)),
-                    share,
-                    network,
-                    frozen,
-                )
+                order = Learn(chains, frozen.version, self._missing(rank, frozen), _layouts(share))
+                self._send(rank, order, share, network, frozen)
         return mine
 
     def _send(self, rank: int, order: Learn, packs: Sequence[Pack], network: Network, frozen: Frozen) -> None:

@@ -21,16 +21,10 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
-    """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, which no gate has
-    seen.
-
-    Args:
-        folder: the trainer's, which may be running.
-        out: the folder to make.
+    """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, to a new folder.
 
     Returns:
-        Where the weights come from, as their file's metadata say it: target, trained_on (target version), steps and
-        tokens of training, revision of the trainer and, of one that was published, its version.
+        The file's metadata: target, trained_on (target version), steps, tokens, revision; version if published.
 
     Raises:
         ConfigError: there is none, or `out` exists.

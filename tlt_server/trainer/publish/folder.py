@@ -4,14 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 
-from tlt_server import __version__, files
+from tlt_server import files
+from tlt_server.drafter.folder import write
 from tlt_server.drafter.header import MOST_HEADER
 from tlt_server.drafter.target import read_tensor
 from tlt_server.errors import ConfigError, DiskFailed
@@ -34,11 +34,7 @@ class Drafter:
         return {name: (x.to("cpu", dtype) if x.is_floating_point() else x.cpu()) for name, x in state.items()}
 
     def export(self, out: Path, provenance: Mapping[str, str]) -> None:
-        """Writes a folder that SGLang loads as a drafter, whole or not at all.
-
-        Args:
-            out: the folder to make.
-            provenance: of the weights, into their file's metadata: target, target_version, steps and the like.
+        """Writes a folder that SGLang loads as a drafter, whole or not at all; `provenance` into its file's metadata.
 
         Raises:
             ConfigError: `out` exists.
@@ -47,19 +43,10 @@ class Drafter:
         if out.exists():
             raise ConfigError(f"{out}: exists. Remove it, or name another folder")
         try:
-            self._write(out, provenance)
+            config = json.dumps(self.config, indent=2).encode() + b"\n"
+            write(config, self.weights(), {"trained": "yes", **provenance}, out)
         except (OSError, SafetensorError) as error:
             raise DiskFailed(f"drafter {out} cannot be written ({error}): make room there") from error
-
-    def _write(self, out: Path, provenance: Mapping[str, str]) -> None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-            whole = Path(scratch) / "whole"
-            whole.mkdir()
-            (whole / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
-            metadata = {"format": "pt", "made_by": f"tlt-server {__version__}", "trained": "yes", **provenance}
-            save_file(self.weights(), whole / "model.safetensors", metadata)
-            whole.rename(out)
 
 
 def load_drafter(folder: Path) -> Drafter:
@@ -80,10 +67,7 @@ def load_drafter(folder: Path) -> Drafter:
 
 
 def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:
-    """Embedding and head of a target's folder; tied where it has no head.
-
-    Args:
-        like: of whose shapes they must be, which is asked before they are read.
+    """Embedding and head of a target's folder, tied where it has no head; of the shapes of `like`.
 
     Raises:
         ConfigError: they are not there, do not fit, or are not finite.

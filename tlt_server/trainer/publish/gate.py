@@ -11,10 +11,12 @@ likeliest token instead of sampling, as ours does, is the case where q_k is one 
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor
 
 from tlt_server.trainer.learn.chains import Frozen, autocast, draft, drafter_law, target_law
@@ -36,12 +38,9 @@ def accept_length(
 ) -> float:
     """Expected accept length of chains of `depth` drafts, 1 to depth + 1, over all tokens that a chain can start from.
 
-    A server starts its next chain where the last one ended, more often than not at a token that is hard to draft: its
-    own average is a little lower.
+    A server's own average is a little lower: its chains start where others ended, at tokens that are hard to draft.
 
-    Args:
-        packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
-        drafts: how the server proposes a token.
+    packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
 
     Raises:
         ValueError: no run is so long.
@@ -82,3 +81,32 @@ def _acceptance(target: Tensor, drafter: Tensor, said: Tensor) -> tuple[Tensor, 
     accepted = torch.minimum(target, drafter).sum(-1)
     p, q = (law.gather(-1, said[:, None])[:, 0] for law in (target, drafter))
     return accepted, (q / p.clamp(min=1e-20)).clamp(max=1)
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At once where that helps after a publication of the target, else by a margin, or after so many steps.
+
+    margin: share by which the expected accept length must grow; smaller differences are noise, or not worth a swap.
+    every: training steps since the last publication of the drafter after which any gain is enough.
+    floor: expected accept length that a drafter must reach at all; one below makes no rollout faster, and a server's
+        watchdog would switch speculation off again.
+    """
+
+    margin: Annotated[float, Meta(ge=0)] = 0.01
+    every: Annotated[int, Meta(ge=1)] = 1000
+    floor: Annotated[float, Meta(ge=1)] = 1.2
+
+    def reason(self, candidate: float, live: float, *, target_moved: bool, steps: int) -> str | None:
+        """Why to publish now, or None to go on training. A drafter that is not better is never published.
+
+        candidate, live: expected accept lengths of the drafter in training and of the active one, on the same features.
+        target_moved: the target was published since a drafter last was. steps: of training since then.
+        """
+        if not candidate > live or candidate < self.floor:  # so that one that diverged, which is NaN, stays here
+            return None
+        gain = f"accept length {live:.3f} -> {candidate:.3f}"
+        if candidate >= live * (1 + self.margin):
+            return gain
+        if target_moved:
+            return f"{gain}, the target moved"
+        return f"{gain} after {steps} steps" if steps >= self.every else None

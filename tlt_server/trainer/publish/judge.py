@@ -10,9 +10,9 @@ import torch
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import Gate
 from tlt_server.trainer.learn.loop import Trainer
+from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack, Run, pack
-from tlt_server.trainer.learn.parking import move
 from tlt_server.trainer.publish.gate import accept_length
 from tlt_server.trainer.publish.published import Published
 
@@ -20,10 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Verdict(NamedTuple):
-    """Expected accept lengths of the drafter in training, and of the one in force.
-
-    network: of the candidate, which goes on learning.
-    """
+    """Expected accept lengths of candidate and active drafter; the candidate's network, which goes on learning."""
 
     candidate: float
     live: float
@@ -42,15 +39,9 @@ def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[floa
 
 
 class Judge:
-    """Compares drafters.
+    """Compares drafters. last: the last verdict.
 
-    Args:
-        start: the drafter that training began with. A server that has one in force which is not of this trainer has
-            the one that both were started with, as far as anybody knows here.
-        published: those that may be in force.
-
-    Attributes:
-        last: the last verdict.
+    start: the drafter that training began with, taken for any active one that is not among `published`.
     """
 
     def __init__(self, gate: Gate, entries: int, start: Network, published: Published, device: torch.device) -> None:
@@ -60,11 +51,9 @@ class Judge:
         self.last: Verdict | None = None
 
     def compare(self, trainer: Trainer, held_out: Sequence[Run], in_force: int) -> Verdict | None:
-        """None where no run is long enough to judge by.
+        """None where no run is long enough to judge by. in_force: version of the servers' drafter.
 
-        Args:
-            held_out: of the target whose embedding and head the trainer has.
-            in_force: version of the drafter that the servers have.
+        held_out: of the target whose embedding and head the trainer has.
         """
         packs = pack(self._within(held_out), self._entries, self._device)
         try:

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, safe_open
 
 from tlt_server import files
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.publish.folder import Drafter, load_drafter
-from tlt_server.wire.update import Tensor
 
 FILE = "model.safetensors"
 
@@ -38,31 +37,21 @@ class Edition(NamedTuple):
     steps: int
     folder: Path
 
-    def wired(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Its tensors and its file's metadata, for `Sender.publish`; the same bytes each time.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
-        metadata = self.metadata()
+    def file(self) -> bytes:
+        """For `Sender.publish`. ConfigError: it is damaged."""
+        self.metadata()
         try:
-            content = deserialize(files.read(self.folder / FILE, MOST_BYTES))  # type: ignore[no-untyped-call]
-        except (OSError, SafetensorError) as error:
+            return files.read(self.folder / FILE, MOST_BYTES)
+        except OSError as error:
             raise _damaged(self.folder, error) from error
-        tensors = {name: Tensor(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in content}
-        return tensors, metadata
 
     def metadata(self) -> dict[str, str]:
-        """All that is known of it.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+        """All that is known of it. ConfigError: it is damaged."""
         return _metadata(self.folder)
 
 
 class Published:
-    """All that are kept, of the trainer with this folder; nobody else writes to it."""
+    """All that are kept, of the trainer with this folder, which alone writes to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "published"
@@ -73,20 +62,14 @@ class Published:
             shutil.rmtree(left)
 
     def newest(self) -> Edition | None:
-        """Raises:
-        ConfigError: it is damaged.
-        """
+        """ConfigError: it is damaged."""
         folders = self._folders()
         return _edition(folders[-1]) if folders else None
 
     def add(self, drafter: Drafter, version: int, provenance: Mapping[str, str]) -> Edition:
-        """Writes a drafter, higher in version than any before; the oldest go.
+        """Writes a drafter, higher in version than any before; the oldest go. DiskFailed: it cannot be written.
 
-        Args:
-            provenance: of its weights: trained_on and steps, and whatever else is known.
-
-        Raises:
-            DiskFailed: it cannot be written.
+        provenance: of its weights: trained_on and steps, and whatever else is known.
         """
         folder = self._folder / f"drafter-{version:08}"
         drafter.export(folder, {**provenance, "version": str(version)})
@@ -95,11 +78,7 @@ class Published:
         return _edition(folder)
 
     def network(self, version: int) -> Network | None:
-        """What a server that has this version in force drafts with; None where it is not kept, or was never ours.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+        """That of a version; None where it is not kept, or was never ours. ConfigError: it is damaged."""
         folder = self._folder / f"drafter-{version:08}"
         return load_drafter(folder).network if folder.exists() else None
 

@@ -1,0 +1,154 @@
+"""What benchmarks/README.md shows: a question, and the figures of a kept result that answer it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.lib.tables import table
+from tlt_server.results import Result
+
+
+@dataclass(frozen=True)
+class Question:
+    """page: of docs/results, with the section. figures: in words, then by name; {:...} says how a value is shown."""
+
+    asked: str
+    stem: str
+    page: str
+    figures: Sequence[tuple[str, str, str]]
+
+
+QUESTIONS = (
+    Question(
+        "How much faster is decoding with speculation? By the best arm, over plain decoding",
+        "speedup.h200",
+        "speed.md#speedup",
+        [(f"{n} requests", f"speedup_batch_{n}", "{:.2f}") for n in (1, 8, 32, 128)],
+    ),
+    Question(
+        "What would another model gain? By chain 7,1,8, were 8 tokens accepted",
+        "accept_length.h200",
+        "speed.md#accept_length",
+        [(f"{n} requests", f"speedup_chain_7_accept_8_batch_{n}", "{:.2f}") for n in (1, 32, 128)],
+    ),
+    Question(
+        "And with long contexts? By chain 7,1,8, 6 tokens accepted, 8 requests",
+        "context.h200",
+        "speed.md#context",
+        [(f"{n:,} tokens", f"speedup_chain_7_context_{n}_batch_8", "{:.2f}") for n in (512, 8192, 32768)],
+    ),
+    Question(
+        "Is the bandit as fast as the best arm?",
+        "strategy.h200",
+        "strategy.md#strategy",
+        [
+            ("bandit over the best arm, at the worst batch size", "min_ratio_to_best", "{:.3f}"),
+            ("bandit over a server without speculation, likewise", "min_ratio_to_plain", "{:.3f}"),
+        ],
+    ),
+    Question(
+        "How much sooner is a batch of rollouts done?",
+        "drain.h200",
+        "strategy.md#drain",
+        [
+            ("bandit over plain decoding, 128 requests", "drain_speedup_128", "{:.2f}"),
+            ("bandit over plain decoding, 512 requests", "drain_speedup_512", "{:.2f}"),
+            ("bandit over SGLang's adaptive mode, 128 requests", "drain_ratio_to_adaptive_128", "{:.2f}"),
+            ("bandit over an oracle, 128 requests", "drain_ratio_to_oracle_128", "{:.3f}"),
+        ],
+    ),
+    Question(
+        "What do several arms take of the card, and what does a switch cost?",
+        "switching.h200",
+        "strategy.md#switching",
+        [
+            ("ms that a switch of arms adds", "switching_ms", "{:.2f}"),
+            ("GiB of CUDA graphs", "graphs_gib", "{:.2f}"),
+            ("greedy answers that differ, and by no tie", "greedy_non_ties_lottery", "{:,}"),
+        ],
+    ),
+    Question(
+        "What does a decode step cost? 32 requests",
+        "profile.h200",
+        "profile.md#profile",
+        [
+            ("plain, ms", "step_ms_plain_batch_32", "{:.2f}"),
+            ("chain 3,1,4, ms", "step_ms_chain_3_batch_32", "{:.2f}"),
+            ("its physical limit, ms", "limit_ms_chain_3_batch_32", "{:.2f}"),
+        ],
+    ),
+    Question(
+        "What does a drafter swap under load cost, and what does it change?",
+        "swap.h200",
+        "reload.md#swap",
+        [
+            ("decode time lost to a swap, median, ms", "lost_ms_p50", "{:.1f}"),
+            ("outputs that differ, and by no tie", "mismatched_outputs", "{:,}"),
+        ],
+    ),
+    Question(
+        "Does a publication of the target change the target alone?",
+        "publications.h200x2",
+        "reload.md#publications",
+        [("unexpected checksums", "unexpected_checksums", "{:,}"), ("failed requests", "failed_requests", "{:,}")],
+    ),
+    Question(
+        "What does it cost to send hidden states to a trainer? 32 requests",
+        "capture.h200",
+        "speed.md#capture",
+        [
+            ("share of the rate", "capture_overhead_default_batch_32", "{:.1%}"),
+            ("states that are wrong", "wrong_states", "{:,}"),
+        ],
+    ),
+    Question(
+        "Does a drafter that is trained along follow a policy under RL?",
+        "adaptation.h200",
+        "learning.md#adaptation",
+        [
+            ("accept length over that of a frozen drafter", "accept_length_gain", "{:.2f}"),
+            ("reward less that without speculation", "reward_gap", "{:.3f}"),
+        ],
+    ),
+    Question(
+        "How fast does the trainer learn, and how soon does it give a worker back?",
+        "trainer.h200",
+        "learning.md#trainer",
+        [
+            ("packed batches over padded ones", "packing_speedup", "{:.2f}"),
+            ("share of the card's peak", "mfu", "{:.0%}"),
+            ("s until a worker is free, median", "yield_s_p50", "{:.2f}"),
+        ],
+    ),
+    Question(
+        "Is it lossless?",
+        "lossless.h200",
+        "correctness.md#lossless",
+        [
+            ("p-value of sampled laws, chain 3,1,4", "sampling_p_value_chain", "{:.2f}"),
+            ("p-value of sampled laws, tree 5,4,16", "sampling_p_value_tree", "{:.2f}"),
+            ("greedy answers of the tree that differ, and by no tie", "greedy_non_ties_tree", "{:,}"),
+        ],
+    ),
+    Question(
+        "What may clients and peers send?",
+        "safe.cpu2",
+        "correctness.md#safe",
+        [
+            ("hostile requests", "hostile_requests", "{:,}"),
+            ("answers of 500 and above, or none", "answers_5xx", "{:,}"),
+            ("pickles that ran", "gadgets_run", "{:,}"),
+            ("growth of memory in a soak of half an hour", "soak_memory_growth", "{:.1%}"),
+        ],
+    ),
+)
+
+
+def answers(kept: Mapping[str, Result]) -> str:
+    """A table a question, of those that are measured."""
+    return "\n\n".join(_answer(question, kept[question.stem]) for question in QUESTIONS if question.stem in kept)
+
+
+def _answer(question: Question, result: Result) -> str:
+    header = [question.asked, f"[{question.stem}](../docs/results/{question.page})"]
+    made = result.figures
+    return table(header, [[words, form.format(made[name])] for words, name, form in question.figures if name in made])
