@@ -39,9 +39,22 @@ def drain(mode: str, seed: int, requests: int, median: int = 800, learned: Learn
     server = Server(world, StrategyUpdate(mode=mode))
     if learned is not None:
         server.selector.restore(learned)
-    left = [round(median * world.random.lognormvariate(0, 1)) for _ in range(requests)]
-    made = [0] * requests
-    levels = world.new_levels(requests)
+    lengths = [round(median * world.random.lognormvariate(0, 1)) for _ in range(requests)]
+    return _drained(world, server, lengths)
+
+
+def drains(update: StrategyUpdate, seed: int, requests: int = 32, count: int = 18, median: int = 300) -> list[Drained]:
+    """One after the other by a server that was just started; equal seeds give all settings the same lengths."""
+    world, lengths = World(Random(seed)), Random(seed)
+    server = Server(world, update)
+    return [
+        _drained(world, server, [1 + round(median * lengths.lognormvariate(0, 0.6)) for _ in range(requests)])
+        for _ in range(count)
+    ]
+
+
+def _drained(world: World, server: Server, left: list[int]) -> Drained:
+    made, levels = [0] * len(left), world.new_levels(len(left))
     steps = []
     while left:
         step, accepted = server.step(levels, sum(made) + PROMPT * len(made))

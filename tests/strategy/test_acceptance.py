@@ -5,7 +5,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tlt_server.strategy.curve import Accepted
 
 from tlt_server.config import Arm
 from tlt_server.strategy.acceptance import Acceptance
@@ -15,9 +14,9 @@ TREE = Arm(5, 4, 16)
 ONE, THREE, SEVEN = CHAINS
 
 
-def accepted(random: Random, rate: float, steps: int, batch: int = 8) -> Accepted:
+def accepted(random: Random, rate: float, steps: int, batch: int = 8) -> list[int]:
     """By so many requests, at one rate to a depth."""
-    return Accepted.of([next((k for k in range(steps) if random.random() > rate), steps) for _ in range(batch)])
+    return [next((k for k in range(steps) if random.random() > rate), steps) for _ in range(batch)]
 
 
 def length(rate: float, steps: int) -> float:
@@ -27,7 +26,7 @@ def length(rate: float, steps: int) -> float:
 def fed(arm: Arm, rate: float, steps: int = 400, batch: int = 8) -> Acceptance:
     known, random = Acceptance([*CHAINS, TREE]), Random(1)
     for _ in range(steps):
-        known.observe(arm, batch, accepted(random, rate, arm.num_steps, batch))
+        known.observe(arm, accepted(random, rate, arm.num_steps, batch))
     return known
 
 
@@ -36,51 +35,51 @@ def fed(arm: Arm, rate: float, steps: int = 400, batch: int = 8) -> Acceptance:
 def test_one_chain_tells_of_all(pulled: Arm, rate: float) -> None:
     known = fed(pulled, rate)
     for arm in CHAINS:
-        assert known.length(arm) == pytest.approx(length(rate, arm.num_steps), rel=0.08), arm
+        assert known.lengths[arm] == pytest.approx(length(rate, arm.num_steps), rel=0.08), arm
 
 
 def test_a_deeper_chain_is_not_judged_by_drafts_that_ended_too_soon() -> None:
     """The censored ones: all that a chain of one step can say is that its draft was accepted."""
     known = fed(ONE, 1.0)
-    assert known.length(SEVEN) > 7
+    assert known.lengths[SEVEN] > 7
 
 
 def test_a_tree_follows_what_chains_learn_of_another_drafter() -> None:
     random = Random(2)
     known = fed(TREE, 0.9)
-    before = known.length(TREE)
+    before = known.lengths[TREE]
     known.weights_changed()
     for _ in range(40):
-        known.observe(THREE, 8, accepted(random, 0.6, 3))
-    assert known.length(TREE) < 0.8 * before
+        known.observe(THREE, accepted(random, 0.6, 3))
+    assert known.lengths[TREE] < 0.8 * before
 
 
 def test_an_explored_chain_tells_a_high_ratio_from_a_high_level() -> None:
     random = Random(3)
     known = fed(TREE, 0.95)
-    expected = [known.length(arm) for arm in (TREE, SEVEN)]
+    expected = [known.lengths[arm] for arm in (TREE, SEVEN)]
     for _ in range(5):
-        known.observe(SEVEN, 8, accepted(random, 0.5, 7))
+        known.observe(SEVEN, accepted(random, 0.5, 7))
         for _ in range(20):
-            known.observe(TREE, 8, accepted(random, 0.95, 5))
-    assert known.length(TREE) == pytest.approx(expected[0], rel=0.1)
-    assert known.length(SEVEN) < 0.75 * expected[1]
+            known.observe(TREE, accepted(random, 0.95, 5))
+    assert known.lengths[TREE] == pytest.approx(expected[0], rel=0.1)
+    assert known.lengths[SEVEN] < 0.75 * expected[1]
 
 
 def test_what_changes_unannounced_is_noticed() -> None:
     random = Random(4)
     known = fed(SEVEN, 0.9)
     for _ in range(30):
-        known.observe(SEVEN, 8, accepted(random, 0.4, 7))
-    assert known.length(SEVEN) == pytest.approx(length(0.4, 7), rel=0.2)
+        known.observe(SEVEN, accepted(random, 0.4, 7))
+    assert known.lengths[SEVEN] == pytest.approx(length(0.4, 7), rel=0.2)
 
 
 def test_off_gives_one_token_and_tells_nothing() -> None:
     known = fed(THREE, 0.8)
-    before = known.length(SEVEN)
+    before = known.lengths[SEVEN]
     for _ in range(1000):
-        known.observe(None, 8, Accepted.of([0] * 8))
-    assert (known.length(None), known.length(SEVEN)) == (1.0, before)
+        known.observe(None, [0] * 8)
+    assert (known.lengths[None], known.lengths[SEVEN]) == (1.0, before)
 
 
 @given(
@@ -97,15 +96,7 @@ def test_a_length_lies_between_one_and_the_whole_draft(
     for number, (arm, found) in enumerate(steps):
         if number in swaps:
             known.weights_changed()
-        known.observe(arm, len(found), Accepted.of([min(each, arm.num_steps if arm else 0) for each in found]))
+        known.observe(arm, [min(each, arm.num_steps if arm else 0) for each in found])
         for each in (*CHAINS, TREE):
-            assert 1 <= known.length(each) <= each.num_steps + 1
-            assert 0 <= known.doubt(each) < 1
-    assert known.length(SEVEN) >= known.length(THREE) >= known.length(ONE)
-
-
-@given(st.lists(st.integers(0, 9), max_size=200))
-def test_what_was_accepted_is_counted_once(drafts: list[int]) -> None:
-    counted = Accepted.of(drafts)
-    assert (counted.requests, counted.drafts, counted.most) == (len(drafts), sum(drafts), max(drafts, default=0))
-    assert list(counted.ends) == [drafts.count(k) for k in range(counted.most + 1) if drafts]
+            assert 1 <= known.lengths[each] <= each.num_steps + 1
+    assert known.lengths[SEVEN] >= known.lengths[THREE] >= known.lengths[ONE]

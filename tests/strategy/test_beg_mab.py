@@ -6,21 +6,10 @@ from random import Random
 import pytest
 
 from tests.strategy.kit import BUCKETS, DEEP, LARGEST, SHALLOW, TREE
-from tlt_server.config import Arm
-from tlt_server.strategy.arms import Bucket, Buckets, by_verified_tokens
+from tlt_server.strategy.arms import Bucket, Buckets
 from tlt_server.strategy.beg_mab import BegMab
 
 ONE_BUCKET = Buckets([Bucket(1, (SHALLOW, DEEP))], LARGEST)
-
-
-def test_arms_are_grouped_by_the_tokens_they_verify() -> None:
-    arms = [Arm(4, 8, 32), Arm(8, 8, 64), Arm(8, 8, 48), Arm(4, 8, 64), Arm(3, 4, 16)]
-    assert by_verified_tokens(arms) == [
-        Bucket(1, (Arm(8, 8, 64), Arm(4, 8, 64))),
-        Bucket(2, (Arm(8, 8, 48),)),
-        Bucket(5, (Arm(4, 8, 32),)),
-        Bucket(21, (Arm(3, 4, 16),)),
-    ]
 
 
 def test_the_highest_median_wins_within_the_window() -> None:

@@ -16,7 +16,6 @@ from tests.strategy.kit import BUCKETS, CAPTURED, DEEP, LARGEST, MS, SHALLOW, TR
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import ArmTable, Bucket, Choice
-from tlt_server.strategy.bandit import CALM, Bandit
 from tlt_server.strategy.costs import StepCosts, Timing
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.estimates import Learned
@@ -169,7 +168,7 @@ def test_learned_of_another_server_is_taken_as_far_as_it_fits() -> None:
         server.step(4)
     other = Selector(costs({None: 5.0, Arm(5, 1, 6): 9.0}), {Arm(5, 1, 6): 8}, 8, BUCKETS[2:], Random(0))
     other.restore(server.selector.learned())
-    assert other.learned().acceptance.trials[:3] == server.selector.learned().acceptance.trials
+    assert other.learned().trials[:3] == server.selector.learned().trials
 
 
 def test_settings_change_and_what_was_learned_stays() -> None:
@@ -251,35 +250,6 @@ def test_results_that_wait_are_not_lost(mode: str, batches: list[int], seed: int
     returns = sum(before is None and arm is not None for (_, before, _), (_, arm, _) in pairwise(server.pulled))
     assert settled - batches.count(0) - returns - 1 <= counted <= settled
     assert server.selector.report() == report
-
-
-def test_results_wait_where_nothing_depends_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an arm is well known, they are learned from eight at a time; at first, and in a new bucket, at once."""
-    decided: list[int] = []
-    decide = Bandit.decide
-
-    def counting(self: Bandit, batch: int, cached: int) -> None:
-        decided.append(batch)
-        decide(self, batch, cached)
-
-    monkeypatch.setattr(Bandit, "decide", counting)
-    server = Server(selector(), Random(0))
-    for batch in (3, 64):
-        decided.clear()
-        for _ in range(CALM):
-            server.step(batch)
-        assert len(decided) >= CALM - 2
-        for _ in range(500):
-            server.step(batch)
-        decided.clear()
-        for _ in range(800):
-            server.step(batch)
-        assert 100 <= len(decided) < 400
-    decided.clear()
-    server.selector.weights_changed()
-    for _ in range(CALM):
-        server.step(64)
-    assert len(decided) >= CALM - 1
 
 
 def test_selecting_and_observing_are_quick() -> None:

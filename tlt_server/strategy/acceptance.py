@@ -6,7 +6,7 @@ which moves all arms alike. And a tree's *lead* over the chain of its depth. Lev
 """
 
 from collections.abc import Iterable, Sequence
-from math import exp, log, sqrt
+from math import exp, log
 
 from tlt_server.config import Arm
 from tlt_server.strategy.arms import Choice, is_chain
@@ -92,13 +92,6 @@ class Acceptance:
                 self.filter.mean[0] -= log(self._odds[arm.num_steps - 1] / before)  # the curve gives the shape alone
             self.refresh()
         self.filter.drift(_TEXT_DRIFT / len(accepted) + _DRAFTER_DRIFT, _LEAD_DRIFT)
-
-    def doubt(self, arm: Choice) -> float:
-        """Standard deviation of an arm's drafts' relative error beside the others, whom the level moves alike."""
-        if arm is None or is_chain(arm):
-            return 0.0
-        part = self.part[arm]
-        return sqrt(self.filter.covariance[part][part]) * (1 - (self.lengths[arm] - 1) / arm.num_steps)
 
     def weights_changed(self) -> None:
         """Another target or drafter: what was accepted before says less."""

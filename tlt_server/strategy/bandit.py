@@ -10,11 +10,11 @@ tokens. So near rivals are tried often, hopeless arms seldom, and each some time
 from math import sqrt
 
 from tlt_server.strategy.arms import ArmTable, Buckets, Choice
-from tlt_server.strategy.estimates import Estimates
+from tlt_server.strategy.estimates import FAR, Estimates
 from tlt_server.strategy.pulls import Pull
 
-MARGIN, PATIENCE = 0.02, 0.5
-"""How much better a rival must be: two well known arms scatter by about so much; and a part of the doubt about one."""
+MARGIN = 0.02
+"""How much better a rival must be: two well known arms scatter by about so much."""
 BONUS, WORTH = 0.04, 0.2
 """Share of the best reward for the root of one step; and what must be gained to explore, for many requests. One request
 gets all that the budget affords: one verify scatters by half its mean."""
@@ -80,6 +80,10 @@ class Bandit:
         if took is not None and pull.arm != self._active[self._buckets.index(pull.batch)]:
             self._new_weights = False
             lost = self._lost(pull.arm, pull.batch, pull.cached, took)
+            if took < self._estimates.seconds(pull.arm, pull.batch, pull.cached) / FAR:
+                self._pulled[self._buckets.index(pull.batch)][pull.arm] = (
+                    0  # again at once: it takes a few to be believed
+                )
         elif took is not None:
             lost = min(lost, max(0.0, took - self._estimates.seconds(pull.arm, pull.batch, pull.cached)))
         self._left += pull.charged - lost
@@ -90,7 +94,7 @@ class Bandit:
         bucket = self._buckets.index(batch)
         rates = self._estimates.rates(self._buckets.all[bucket].arms, batch, cached)
         best, active = _best(rates), self._active[bucket]
-        if rates[best] > (1 + max(MARGIN, PATIENCE * self._estimates.acceptance.doubt(active))) * rates[active]:
+        if rates[best] > (1 + MARGIN) * rates[active]:
             self._active[bucket] = active = best
         if self._exploring is None and len(rates) > 1:
             self._explore(bucket, rates, batch, cached)

@@ -13,7 +13,7 @@ from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import Choice
 
 _PLAIN_S, _PASS, _TOKEN = 0.0047, 0.16, 0.004
-"""Seconds of a plain step, and of it the shares of a drafter's pass and of a verified token: a 7B in bf16 on an H200."""
+"""Seconds of a plain step, and its shares that a drafter's pass and a verified token take: a 7B in bf16, H200."""
 
 
 class Timing(msgspec.Struct, frozen=True):

@@ -20,9 +20,9 @@ _SCATTER = 0.03**2
 _COMMON_DRIFT, _OWN_DRIFT = 0.01**2, 0.001**2
 """Variance that a step of the bucket adds: the common part is of the last few, an arm's own of the last thousand."""
 _UNKNOWN, _UNKNOWN_COMMON, _MOST = 0.1**2, 0.03**2, 0.05**2
-"""Variance before anything was measured, and the most that an own part's drifts to, or has after a restart. Timing knows
-the GPU's part alone; taken for an own part at first, arms that were never pulled seem too good, and are soon tried."""
-_CLIP, _IN_A_ROW, _LONG, _FAR = 2.5, 3, 5, 1.5
+"""Variance before anything was measured, and the most that an own part's drifts to, or has after a restart. Timing
+knows the GPU's part alone: taken for an own part at first, so that arms never pulled seem too good, and are tried."""
+_CLIP, _IN_A_ROW, _LONG, FAR = 2.5, 3, 5, 1.5
 """Standard deviations that an error counts for at most, until so many in a row say so; the common part is believed to
 move where its arm has decoded for longer than an exploration, by less than others on the machine could do."""
 _READING_KEPT = 0.9
@@ -88,7 +88,7 @@ class StepTimes:
             return most if error > 0 else -most
         error = min(far, key=abs)
         far.clear()
-        if arm == self._settled and abs(error) < log(_FAR):
+        if arm == self._settled and abs(error) < log(FAR):
             part = 0
         known[part][part] += error * error
         return error

@@ -157,7 +157,7 @@ class Selector:
         return schemas.BucketReport(first, last, to_client(self.table().arm(first)), tuple(arms))
 
     def _told(self, pull: Pull, seconds: float | None) -> tuple[float | None, float | None]:
-        """Seconds that a step took with what the drafter read first, and those that were its arm's doing; None: unknown.
+        """Seconds of a step with what the drafter read first, and those that were its arm's doing; None: unknown.
 
         The launch of a step that reads first waits for that, under overlap within the time of the step before: what
         that took more than expected is the reading's.
