@@ -171,7 +171,7 @@ def test_what_would_end_the_server_is_answered(trainer: Trainer, url: str) -> No
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_flush_with_requests_running(trainer: Trainer, url: str, mode: str) -> None:
     """They are retracted, the cache is emptied, they go on; and every one says what it would have said."""
-    sampling = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
     body = {"text": PROMPTS, "sampling_params": sampling}
 
     def rollouts() -> list[dict[str, Any]]:
