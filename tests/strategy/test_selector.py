@@ -253,10 +253,7 @@ def test_results_that_wait_are_not_lost(mode: str, batches: list[int], seed: int
 
 
 def test_selecting_and_observing_are_quick() -> None:
-    """Tens of microseconds on a quiet machine, at the largest batch; the bound is ten times the 50 that are allowed.
-
-    On average: most results wait, and cost nothing at once.
-    """
+    """Tens of microseconds on a quiet machine, at the largest batch; the bound is ten times the 50 that are allowed."""
     chains = [Arm(steps, 1, steps + 1) for steps in range(1, 8)]
     timed = costs({None: 5.0} | {arm: 5.0 + arm.num_steps for arm in chains})
     buckets = default_buckets(timed, dict.fromkeys(chains, 256), 256)

@@ -81,9 +81,8 @@ class Bandit:
             self._new_weights = False
             lost = self._lost(pull.arm, pull.batch, pull.cached, took)
             if took < self._estimates.seconds(pull.arm, pull.batch, pull.cached) / FAR:
-                self._pulled[self._buckets.index(pull.batch)][pull.arm] = (
-                    0  # again at once: it takes a few to be believed
-                )
+                # explored again at once: it takes a few to be believed
+                self._pulled[self._buckets.index(pull.batch)][pull.arm] = 0
         elif took is not None:
             lost = min(lost, max(0.0, took - self._estimates.seconds(pull.arm, pull.batch, pull.cached)))
         self._left += pull.charged - lost

@@ -55,9 +55,11 @@ STRATEGY: Json = {
 
 
 LEARNED: Json = {
-    "acceptance": {"trials": [2.0], "hits": [1.0], "parts": []},
-    "paces": [],
-    "reading": {"tokens": 0.0, "seconds": 0.0},
+    "trials": [2.0],
+    "hits": [1.0],
+    "leads": [],
+    "ratios": [],
+    "reading": [0.0, 0.0],
 }
 LOADS: Json = {
     "version": "0.5.17",

@@ -1,7 +1,7 @@
 """What a step of each arm costs, timed when the server starts: its graphs are replayed on what they were captured with.
 
-That is a context of next to nothing, and the GPU's part alone: what the CPU adds, and longer contexts, the paces of the
-first pulls add (strategy/paces.py). All ranks replay the same graphs in the same order.
+That is a context of next to nothing, and the GPU's part alone: what the CPU adds, and longer contexts, the
+ratios of the first steps add (strategy/estimates.py). All ranks replay the same graphs in the same order.
 
 Without graphs the passes of both models are timed, on dummy tokens, and steps put together from them.
 """
