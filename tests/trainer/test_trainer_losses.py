@@ -74,7 +74,7 @@ def plain_loss(drafter: Network, run: Run, objective: Objective, vocabulary: Ten
 )
 @torch.no_grad()
 def test_loss_is_that_of_chains_drafted_alone(kind: str, objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "ROWS", 5)  # several portions, the last not full
+    monkeypatch.setattr(losses, "LOGITS", 5 * 295)  # several portions, the last not full
     run = run_of(torch.randint(2, 290, (13,), generator=torch.Generator().manual_seed(3)), prompt=3, kind=kind)
     drafter = embedded(kind)
     wanted = plain_loss(drafter, run, objective, torch.arange(295))
@@ -107,7 +107,7 @@ def test_all_of_a_drafter_learns_and_nothing_of_its_target(narrow: Network) -> N
 
 @pytest.mark.parametrize("name", ["whole", "narrow"])
 def test_gradients_are_those_of_all_rows_at_once(name: str, narrow: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "ROWS", 4)  # several portions, the last not full
+    monkeypatch.setattr(losses, "LOGITS", 4 * 295)  # several portions, the last not full
     drafter, kind, objective = (narrow, "eagle3", TV) if name == "narrow" else (embedded("eagle"), "eagle", HASS)
     pack = join([run_of(torch.arange(2, length), prompt=2, kind=kind) for length in (12, 20)])
     wanted = torch.zeros(())

@@ -22,8 +22,13 @@ from tlt_server.trainer.learn.chains import Frozen, Step, draft, drafter_logits,
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
 
-ROWS = 1024
-"""Rows whose logits are in memory at once: at a vocabulary of 152k, 0.6 GB for each float32 tensor of them."""
+LOGITS = 1 << 27
+"""That are in memory at once: 0.5 GB for each float32 tensor of them, 883 rows at a vocabulary of 152k."""
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """Whose logits may be in memory together; small vocabularies need no thousand calls then."""
+    return max(1, LOGITS // vocabulary)
 
 
 def cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
@@ -90,11 +95,12 @@ def _sum(network: Network, frozen: Frozen, pack: Pack, objective: Objective, ste
         return total
 
     rows = step.counts.nonzero()[:, 0]
-    reads, finals = step.reads[rows], pack.finals[step.at[rows]]
+    reads, finals, at_once = step.reads[rows], pack.finals[step.at[rows]], rows_at_once(len(frozen.head))
     if not torch.is_grad_enabled():
-        return torch.stack([portion(*some) for some in zip(reads.split(ROWS), finals.split(ROWS), strict=True)]).sum()
+        parts = zip(reads.split(at_once), finals.split(at_once), strict=True)
+        return torch.stack([portion(*some) for some in parts]).sum()
     heads = () if network.own_head is None else (network.own_head,)
-    total: Tensor = _Portions.apply(portion, reads, finals, *heads)
+    total: Tensor = _Portions.apply(portion, at_once, reads, finals, *heads)
     return total
 
 
@@ -107,12 +113,17 @@ class _Portions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, portion: Callable[[Tensor, Tensor], Tensor], reads: Tensor, finals: Tensor, *heads: Tensor
+        ctx: Any,
+        portion: Callable[[Tensor, Tensor], Tensor],
+        rows: int,
+        reads: Tensor,
+        finals: Tensor,
+        *heads: Tensor,
     ) -> Tensor:
-        """portion: sum over some rows of reads and finals; it may use `heads`, which learn from it too."""
+        """portion: sum over some rows of reads and finals, so many at once; `heads`, which it may use, learn too."""
         total = reads.new_zeros((), dtype=torch.float32)
         of_reads, of_heads = [], [torch.zeros_like(head) for head in heads]
-        for some, wanted in zip(reads.split(ROWS), finals.split(ROWS), strict=True):
+        for some, wanted in zip(reads.split(rows), finals.split(rows), strict=True):
             with torch.enable_grad():
                 learning = some.detach().requires_grad_()
                 value = portion(learning, wanted)
@@ -127,4 +138,4 @@ class _Portions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_reads, *of_heads = (gradient * saved for saved in ctx.saved_tensors)
-        return None, of_reads, None, *of_heads
+        return None, None, of_reads, None, *of_heads

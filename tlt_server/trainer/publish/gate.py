@@ -20,7 +20,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from tlt_server.trainer.learn.chains import Frozen, autocast, draft, drafter_law, target_law
-from tlt_server.trainer.learn.losses import ROWS
+from tlt_server.trainer.learn.losses import rows_at_once
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
 
@@ -64,7 +64,7 @@ def _lengths(network: Network, frozen: Frozen, pack: Pack, depth: int, temperatu
         at = step.at[whole]
         following = pack.tokens[pack.ahead(1)[0][at]]  # at the end of a run it is another token; no step comes after
         parts = []
-        for rows in torch.arange(len(whole), device=whole.device).split(ROWS):
+        for rows in torch.arange(len(whole), device=whole.device).split(rows_at_once(len(frozen.head))):
             target = target_law(frozen, pack.finals[at[rows]], temperature)
             drafter = drafter_law(network, frozen, step.reads[whole[rows]], temperature)
             if drafts == "likeliest":
