@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from tlt_server.demo.checkpoint import load_target, save_target
 from tlt_server.demo.tokens import END_ID
+from tlt_server.demo.training import sampling
+from tlt_server.demo.training.corpus import Sequence, contexts
 from tlt_server.demo.training.evaluate import walk
 from tlt_server.demo.training.model import Shape, Target
 from tlt_server.demo.training.sampling import Cache, sample
@@ -63,6 +65,27 @@ def test_samples_follow_the_target(target: Target) -> None:
         assert np.abs(seen - wanted).sum() / 2 < np.sqrt(SHAPE.vocab / len(mine))
     assert all(len(s.tokens) == 10 or s.tokens[-1] == END_ID for s in drawn)
     assert all(END_ID not in s.tokens[:-1] for s in drawn)
+
+
+def test_a_cache_that_grows_changes_nothing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[5, 6], [7, 8, 9]] * 20
+    monkeypatch.setattr(sampling, "COMPACT_EVERY", 4)
+    roomy = sample(target, prompts, seed=3, max_length=30)
+    monkeypatch.setattr(sampling, "FIRST_ROOM", 4)
+    grown = sample(target, prompts, seed=3, max_length=30)
+    assert [one.tokens.tolist() for one in grown] == [one.tokens.tolist() for one in roomy]
+    assert max(len(one.tokens) for one in grown) > 16
+
+
+def test_contexts_are_filled_with_whole_problems_but_for_the_last() -> None:
+    problems = [Sequence(np.array([*[2 + n] * (3 + n), END_ID], dtype=np.int16), 2) for n in range(9)]
+    drawn = [next(batches) for batches in [contexts(problems, {16: 1, 64: 1}, 64, seed=0)] for _ in range(40)]
+    assert {tuple(len(one.tokens) for one in batch) for batch in drawn} == {(16,) * 4, (64,)}
+    known = {one.tokens.tobytes() for one in problems}
+    for one in (one for batch in drawn for one in batch):
+        *whole, cut = np.split(one.tokens, np.flatnonzero(one.tokens == END_ID) + 1)
+        assert {part.tobytes() for part in whole} <= known
+        assert any(each.startswith(cut.tobytes()) for each in known)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.demo import task
-from tlt_server.demo.task import Problem, grade, problems, sample_texts, solve, training_problems
+from tlt_server.demo.task import LONG, Problem, grade, problems, sample_texts, solve, training_problems
 
 factors = st.integers(1, 9999)
 
@@ -88,6 +88,14 @@ def test_solutions_are_long_tailed_varied_and_sometimes_wrong() -> None:
     assert lengths[1800] >= 3 * median(lengths)
     assert 0.5 < sum(map(grade, drawn, texts)) / len(drawn) < 0.9
     assert len({solve(Problem(34, 56), rng) for _ in range(100)}) > 90
+
+
+def test_the_long_task_has_half_of_its_text_in_few_long_solutions() -> None:
+    rng = random.Random(0)
+    lengths = [len(solve(problem, rng, LONG)) for problem in problems(1500, 3, LONG)]
+    assert max(lengths) > 10_000
+    assert median(lengths) < 400
+    assert sum(length for length in lengths if length > 1000) > 0.45 * sum(lengths)
 
 
 def test_the_task_needs_no_torch() -> None:

@@ -16,20 +16,35 @@ a long tail, among problems and among samples of one problem, as reasoning model
 import random
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-# digits of the two factors, and how often a problem has them
-SIZES = (((2, 1), 50), ((2, 2), 25), ((3, 1), 6), ((3, 2), 8), ((3, 3), 7), ((4, 2), 4))
 # one problem in so many is kept out of training
 HELD_OUT = 8
 
 SLIP = 0.08
 FINISH, CHECK = 0.45, 0.3  # after a first attempt; otherwise it works the problem out again
 RECHECK = 0.6  # after a later attempt that agrees with none before it
-LONGEST = 680  # characters after which no further attempt is begun
 
 _ANSWER = re.compile(r"^answer (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Task:
+    """How large problems are, and how long solutions.
+
+    sizes: digits of the two factors, and how often a problem has them. longest: characters of a solution after which no
+    further attempt is begun: it stretches the tail and leaves the median.
+    """
+
+    sizes: Mapping[tuple[int, int], int]
+    longest: int
+
+
+DEMO = Task({(2, 1): 50, (2, 2): 25, (3, 1): 6, (3, 2): 8, (3, 3): 7, (4, 2): 4}, longest=680)
+LONG = Task(
+    {(2, 1): 25, (2, 2): 25, (3, 1): 8, (3, 2): 12, (3, 3): 12, (4, 2): 8, (4, 3): 6, (4, 4): 4}, longest=12_000
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +63,14 @@ class Problem:
         return str(self.left * self.right)
 
 
-def problems(count: int, seed: int) -> list[Problem]:
-    """`count` problems that training never saw, in the default mix of sizes; the same for the same seed."""
-    return _draw(count, seed, held_out=True)
+def problems(count: int, seed: int, task: Task = DEMO) -> list[Problem]:
+    """`count` problems that training never saw; the same for the same seed."""
+    return _draw(count, seed, task, held_out=True)
 
 
-def training_problems(count: int, seed: int) -> list[Problem]:
+def training_problems(count: int, seed: int, task: Task = DEMO) -> list[Problem]:
     """`count` problems of the same mix, none of which `problems` can return."""
-    return _draw(count, seed, held_out=False)
+    return _draw(count, seed, task, held_out=False)
 
 
 def grade(problem: Problem, text: str) -> bool:
@@ -64,13 +79,13 @@ def grade(problem: Problem, text: str) -> bool:
     return bool(stated) and stated[-1] == problem.answer
 
 
-def solve(problem: Problem, rng: random.Random) -> str:
+def solve(problem: Problem, rng: random.Random, task: Task = DEMO) -> str:
     """A worked solution as the writer described above would put it down, slips and all."""
     text, results = "", list[int]()
     while True:
         lines, result = _attempt(problem, rng)
         text += lines
-        if result in results or len(text) > LONGEST:
+        if result in results or len(text) > task.longest:
             break
         move = _next_move(first=not results, rng=rng)
         results.append(result)
@@ -90,9 +105,9 @@ def sample_texts(count: int, seed: int) -> list[str]:
     return [problem.prompt + solve(problem, rng) for problem in training_problems(count, seed)]
 
 
-def _draw(count: int, seed: int, *, held_out: bool) -> list[Problem]:
+def _draw(count: int, seed: int, task: Task, *, held_out: bool) -> list[Problem]:
     rng = random.Random(f"{seed} {held_out}")
-    sizes, weights = zip(*SIZES, strict=True)
+    sizes, weights = list(task.sizes), list(task.sizes.values())
     drawn: list[Problem] = []
     while len(drawn) < count:
         pair = [rng.randrange(10 ** (digits - 1), 10**digits) for digits in rng.choices(sizes, weights)[0]]

@@ -1,7 +1,7 @@
 """Token sequences for training: worked solutions in bulk, and batches of sequences of like length."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tlt_server.demo.task import solve, training_problems
+from tlt_server.demo.task import DEMO, Task, solve, training_problems
 from tlt_server.demo.tokens import END_ID, PAD_ID
 
 CHUNK = 5000
@@ -26,10 +26,10 @@ class Sequence:
     prompt_length: int
 
 
-def worked_solutions(count: int, seed: int, tokenizer: Tokenizer, processes: int) -> list[Sequence]:
+def worked_solutions(count: int, seed: int, tokenizer: Tokenizer, processes: int, task: Task = DEMO) -> list[Sequence]:
     """`count` training problems (rounded up to whole chunks), each solved once by the writer of the task."""
     seeds = [seed * 1_000_003 + chunk for chunk in range(-(-count // CHUNK))]
-    work = partial(_solve_chunk, tokenizer=tokenizer.to_str())
+    work = partial(_solve_chunk, tokenizer=tokenizer.to_str(), task=task)
     if processes == 1:
         chunks = [work(chunk) for chunk in seeds]
     else:
@@ -38,11 +38,11 @@ def worked_solutions(count: int, seed: int, tokenizer: Tokenizer, processes: int
     return [sequence for chunk in chunks for sequence in chunk]
 
 
-def _solve_chunk(seed: int, tokenizer: str) -> list[Sequence]:
+def _solve_chunk(seed: int, tokenizer: str, task: Task) -> list[Sequence]:
     encoder, rng = Tokenizer.from_str(tokenizer), random.Random(seed)
-    drawn = training_problems(CHUNK, seed)
+    drawn = training_problems(CHUNK, seed, task)
     prompts = encoder.encode_batch([problem.prompt for problem in drawn])
-    responses = encoder.encode_batch([solve(problem, rng) for problem in drawn])
+    responses = encoder.encode_batch([solve(problem, rng, task) for problem in drawn])
     return [
         Sequence(np.array([*prompt.ids, *response.ids, END_ID], dtype=np.int16), len(prompt.ids))
         for prompt, response in zip(prompts, responses, strict=True)
@@ -74,13 +74,34 @@ def batches(sequences: list[Sequence], tokens: int, seed: int) -> Iterator[list[
     rng = np.random.default_rng(seed)
     while True:
         order = np.argsort(lengths + rng.uniform(0, 16, len(lengths)))
-        groups = _cut(lengths[order], tokens)
+        groups = cut(lengths[order], tokens)
         for group in rng.permutation(len(groups)):
             first, last = groups[group]
             yield [sequences[index] for index in order[first:last]]
 
 
-def _cut(lengths: np.ndarray, tokens: int) -> list[tuple[int, int]]:
+def contexts(sequences: list[Sequence], lengths: Mapping[int, int], tokens: int, seed: int) -> Iterator[list[Sequence]]:
+    """Batches of `tokens` tokens for long positions: solved problems one after another, without end, in random order.
+
+    lengths: of a batch's sequences, and how often they are so long; each divides `tokens`. A sequence is cut at its
+    length; but for its first prompt, prompts are learned like responses: they are a few in a hundred tokens.
+    """
+    rng, order = np.random.default_rng(seed), np.empty(0, int)
+    shares = np.array(list(lengths.values())) / sum(lengths.values())
+    while True:
+        length, batch = int(rng.choice(list(lengths), p=shares)), list[Sequence]()
+        while len(batch) < tokens // length:
+            taken, size = list[Sequence](), 0
+            while size < length:
+                if not len(order):
+                    order = rng.permutation(len(sequences))
+                taken.append(sequences[order[-1]])
+                order, size = order[:-1], size + len(taken[-1].tokens)
+            batch.append(Sequence(np.concatenate([one.tokens for one in taken])[:length], taken[0].prompt_length))
+        yield batch
+
+
+def cut(lengths: np.ndarray, tokens: int) -> list[tuple[int, int]]:
     """Ranges of nearly sorted `lengths` whose padded size stays within `tokens` (a single sequence always fits)."""
     ranges, first, longest = [], 0, 0
     for index, length in enumerate(lengths):

@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer
 
 from tlt_server.demo.ngram import prompt_lookup_accept_length
-from tlt_server.demo.task import grade, problems
-from tlt_server.demo.training.corpus import Sequence
+from tlt_server.demo.task import DEMO, Task, grade, problems
+from tlt_server.demo.training.corpus import Sequence, cut
 from tlt_server.demo.training.model import Target
 from tlt_server.demo.training.sampling import sample, with_states
 from tlt_server.trainer.learn.chains import Frozen, draft, drafter_logits
@@ -18,8 +18,11 @@ from tlt_server.trainer.learn.packing import join
 STEPS = 3
 GROUP = 8
 SEED = 2024
-# sequences judged at once
-ROWS = 8
+# tokens judged at once, at least those of the longest sequence
+BUDGET = 32_768
+# a target with a longer context is judged there, too: after so many tokens of solved problems
+CONTEXTS = (1024, 16_384)
+IN_CONTEXT = 64
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,18 @@ class Judged:
     matches: np.ndarray  # [steps, tokens] bool: the k-th draft of a chain, had it fallen on that token, was right
 
 
-def evaluate(target: Target, drafters: dict[str, Network], tokenizer: Tokenizer, count: int) -> dict[str, float]:
+def evaluate(
+    target: Target,
+    drafters: dict[str, Network],
+    tokenizer: Tokenizer,
+    count: int,
+    task: Task = DEMO,
+    longest: int | None = None,
+) -> dict[str, float]:
     """Sample `count` held-out problems in groups of `GROUP`, and judge; the figures are named in the demo's README."""
-    drawn = [problem for problem in problems(count // GROUP, SEED) for _ in range(GROUP)]
+    drawn = [problem for problem in problems(count // GROUP, SEED, task) for _ in range(GROUP)]
     prompts = [encoding.ids for encoding in tokenizer.encode_batch([problem.prompt for problem in drawn])]
-    rollouts = sample(target, prompts, SEED, target.shape.context)
+    rollouts = sample(target, prompts, SEED, longest or target.shape.context)
     outputs = [sequence.tokens[sequence.prompt_length :].tolist() for sequence in rollouts]
     texts = tokenizer.decode_batch(outputs)
     figures = {"rollouts": float(len(rollouts))}
@@ -45,7 +55,33 @@ def evaluate(target: Target, drafters: dict[str, Network], tokenizer: Tokenizer,
     figures["accept_length_ngram"] = prompt_lookup_accept_length(zip(prompts, outputs, strict=True))
     for name, drafter in drafters.items():
         figures |= _draft_figures(name, judge(target, drafter, rollouts))
+        for context in CONTEXTS:
+            if 2 * context <= target.shape.context and task is not DEMO:
+                figures |= _in_context(name, context, target, drafter, rollouts)
     return figures
+
+
+def _in_context(
+    name: str, context: int, target: Target, drafter: Network, rollouts: list[Sequence]
+) -> dict[str, float]:
+    """Of `IN_CONTEXT` rollouts, each after `context` tokens of others."""
+    others = np.concatenate([rollout.tokens for rollout in rollouts[IN_CONTEXT:]])
+    starts = np.random.default_rng(SEED).integers(len(others) - context, size=IN_CONTEXT)
+    judged = judge(
+        target,
+        drafter,
+        [
+            Sequence(
+                np.concatenate([others[start : start + context], one.tokens])[:BUDGET], context + one.prompt_length
+            )
+            for start, one in zip(starts, rollouts[::GROUP], strict=False)
+        ],
+    )
+    return {
+        f"{figure}_at_{context}": value
+        for figure, value in _draft_figures(name, judged).items()
+        if figure.startswith(("accept_length", "entropy"))
+    }
 
 
 def _length_figures(lengths: np.ndarray) -> dict[str, float]:
@@ -95,10 +131,11 @@ def walk(matches: np.ndarray) -> list[int]:
 
 def judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
     """Run both models over `rollouts`, sorted by length to waste little on padding; the order is kept."""
-    order = sorted(range(len(rollouts)), key=lambda index: len(rollouts[index].tokens))
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    order = np.argsort(lengths, kind="stable")
     judged: dict[int, Judged] = {}
-    for first in range(0, len(order), ROWS):
-        rows = order[first : first + ROWS]
+    for first, last in cut(lengths[order], BUDGET):
+        rows = order[first:last]
         judged |= zip(rows, _judge(target, drafter, [rollouts[index] for index in rows]), strict=True)
     return [judged[index] for index in range(len(rollouts))]
 
@@ -106,7 +143,7 @@ def judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Ju
 @torch.no_grad()
 def _judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
     runs, device = with_states(target, drafter.aux_layers, rollouts), target.lm_head.weight.device
-    fill = ROWS * target.shape.context if device.type == "cuda" else 0  # a kernel is compiled for every length
+    fill = BUDGET if device.type == "cuda" else 0  # a kernel is compiled for every length
     pack, frozen = join(runs, fill).to(device), Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
     drafts = [drafter_logits(drafter, frozen, step.reads).argmax(-1) for step in draft(drafter, frozen, pack, STEPS)]
     judged = []

@@ -8,7 +8,8 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from tlt_server.config import DrafterKind
 from tlt_server.demo.checkpoint import ENDS, load_target, save_target
-from tlt_server.demo.task import sample_texts, training_problems
+from tlt_server.demo.task import DEMO, LONG, Task, sample_texts, training_problems
 from tlt_server.demo.tokens import build_tokenizer, save_tokenizer
-from tlt_server.demo.training.corpus import Sequence, batches, collate, worked_solutions
+from tlt_server.demo.training.corpus import Sequence, batches, collate, contexts, worked_solutions
 from tlt_server.demo.training.evaluate import STEPS, evaluate
 from tlt_server.demo.training.model import Shape, Target
 from tlt_server.demo.training.optimise import optimise
@@ -36,36 +37,57 @@ from tlt_server.trainer.learn.packing import pack
 from tlt_server.trainer.publish.folder import load_drafter
 
 SEED = 1
-MAX_ROLLOUT = 1100
 STATE_WEIGHT = 0.1  # of the distance to the target's next hidden state in EAGLE's loss
 
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the models are for.
+
+    context, rope_theta: of the target. longest: tokens of a rollout. filled: lengths of sequences that are filled with
+    solved problems, and how often each is learned from; none: each problem stands alone.
+    """
+
+    task: Task
+    context: int
+    rope_theta: float
+    longest: int
+    filled: Mapping[int, int] = field(default_factory=dict)
+
+    def batches(self, sequences: list[Sequence], tokens: int) -> Iterator[list[Sequence]]:
+        return contexts(sequences, self.filled, tokens, SEED) if self.filled else batches(sequences, tokens, SEED)
+
+
+RECIPES = {
+    "demo": Recipe(DEMO, context=2048, rope_theta=1e4, longest=1100),
+    "long": Recipe(LONG, context=32_768, rope_theta=1e6, longest=16_384, filled={2048: 2, 8192: 1, 32_768: 1}),
+}
 DRAFTERS = {"drafter": DrafterKind.EAGLE, "drafter_eagle3": DrafterKind.EAGLE3}
 
 
 def main() -> None:
     """Train and judge; prints the figures and leaves them with the checkpoints under --out."""
     args = _parse()
+    recipe = RECIPES[args.task]
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(SEED)
     device, seconds = torch.device(args.device), dict[str, float]()
     clock = _Clock(seconds)
     tokenizer = build_tokenizer(sample_texts(20_000, SEED))
-    solutions = worked_solutions(args.solutions, SEED, tokenizer, args.processes)
-    clock.lap("solutions")
-    shape = Shape(vocab=tokenizer.get_vocab_size(), hidden=args.hidden, mlp=3 * args.hidden)
-    target = _train_target(shape, solutions, args, device)
-    save_target(target, args.out / "target")
-    save_tokenizer(tokenizer, args.out / "target", shape.context)
-    target = load_target(args.out / "target").to(device)
-    clock.lap("target")
-    rollouts = _roll_out(target, tokenizer, args.rollouts)
+    if not (args.out / "target").exists():
+        solutions = worked_solutions(args.solutions, SEED, tokenizer, args.processes, recipe.task)
+        clock.lap("solutions")
+        _save(_train_target(recipe, tokenizer, solutions, args, device), tokenizer, args.out / "target")
+        clock.lap("target")
+    target = load_target(args.out / "target").to(device).requires_grad_(False)
+    rollouts = _roll_out(target, recipe, tokenizer, args.rollouts)
     clock.lap("rollouts")
     drafters: dict[str, Network] = {}
     for name in DRAFTERS:
-        drafters[name] = _train_drafter(name, target.requires_grad_(False), rollouts, args)
+        drafters[name] = _train_drafter(name, target, recipe, rollouts, args)
         clock.lap(name)
     torch.backends.cuda.matmul.allow_tf32 = False
-    figures = evaluate(target, drafters, tokenizer, args.eval_rollouts)
+    figures = evaluate(target, drafters, tokenizer, args.eval_rollouts, recipe.task, recipe.longest)
     clock.lap("evaluation")
     _report(args.out, figures | {f"seconds_{stage}": taken for stage, taken in seconds.items()})
 
@@ -73,7 +95,8 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a target that is there already is taken as it is")
+    parser.add_argument("--task", choices=RECIPES, default="demo", help="long: the workload of benchmarks")
     parser.add_argument(
         "--hidden", type=int, default=256, help="a multiple of 64; the models are 3 times as wide inside"
     )
@@ -98,7 +121,16 @@ class _Clock:
         print(f"{name}: {self.seconds[name]} s", flush=True)  # noqa: T201
 
 
-def _train_target(shape: Shape, solutions: list[Sequence], args: argparse.Namespace, device: torch.device) -> Target:
+def _train_target(
+    recipe: Recipe, tokenizer: Tokenizer, solutions: list[Sequence], args: argparse.Namespace, device: torch.device
+) -> Target:
+    shape = Shape(
+        vocab=tokenizer.get_vocab_size(),
+        hidden=args.hidden,
+        mlp=3 * args.hidden,
+        context=recipe.context,
+        rope_theta=recipe.rope_theta,
+    )
     target = Target(shape)
     target.to(device)
 
@@ -108,17 +140,24 @@ def _train_target(shape: Shape, solutions: list[Sequence], args: argparse.Namesp
         said = batch.is_response[:, 1:]
         return F.cross_entropy(target.lm_head(hidden[:, :-1][said]).float(), batch.tokens[:, 1:][said])
 
-    optimise("target", target, loss, batches(solutions, args.batch_tokens, SEED), args.target_steps, peak_rate=2e-3)
+    optimise("target", target, loss, recipe.batches(solutions, args.batch_tokens), args.target_steps, peak_rate=2e-3)
     return target
 
 
-def _roll_out(target: Target, tokenizer: Tokenizer, count: int) -> list[Sequence]:
-    drawn = training_problems(count, SEED + 1)
+def _save(target: Target, tokenizer: Tokenizer, folder: Path) -> None:
+    save_target(target, folder)
+    save_tokenizer(tokenizer, folder, target.shape.context)
+
+
+def _roll_out(target: Target, recipe: Recipe, tokenizer: Tokenizer, count: int) -> list[Sequence]:
+    drawn = training_problems(count, SEED + 1, recipe.task)
     prompts = [encoding.ids for encoding in tokenizer.encode_batch([problem.prompt for problem in drawn])]
-    return sample(target, prompts, SEED, MAX_ROLLOUT)
+    return sample(target, prompts, SEED, recipe.longest, rows=count)
 
 
-def _train_drafter(name: str, target: Target, rollouts: list[Sequence], args: argparse.Namespace) -> Network:
+def _train_drafter(
+    name: str, target: Target, recipe: Recipe, rollouts: list[Sequence], args: argparse.Namespace
+) -> Network:
     kind, budget = DRAFTERS[name], args.batch_tokens // 2
     with TemporaryDirectory() as scratch:
         create(str(args.out / "target"), Path(scratch) / name, kind, seed=SEED)
@@ -129,7 +168,7 @@ def _train_drafter(name: str, target: Target, rollouts: list[Sequence], args: ar
     def loss(batch: list[Sequence]) -> Tensor:
         return drafter_loss(target, network, batch, budget)
 
-    optimise(name, network, loss, batches(rollouts, budget, SEED), steps, peak_rate=2e-3)
+    optimise(name, network, loss, recipe.batches(rollouts, budget), steps, peak_rate=2e-3)
     replace(drafter, config={**drafter.config, **ENDS}).export(args.out / name, {"target": "demo", "steps": str(steps)})
     stored = load_drafter(args.out / name).network
     stored.to(target.lm_head.weight.device)
@@ -139,9 +178,7 @@ def _train_drafter(name: str, target: Target, rollouts: list[Sequence], args: ar
 def drafter_loss(target: Target, network: Network, rollouts: list[Sequence], budget: int) -> Tensor:
     """Of rollouts of at most `budget` tokens in all; an EAGLE drafter's states are drawn to the target's as well."""
     frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    with torch.autocast(frozen.head.device.type, enabled=False):
-        runs = with_states(target, network.aux_layers, rollouts)
-    (packed,) = pack(runs, budget, frozen.head.device)
+    (packed,) = pack(with_states(target, network.aux_layers, rollouts), budget, frozen.head.device)
     return losses.loss(network, frozen, packed, Objective(STEPS, state=0.0 if network.aux_layers else STATE_WEIGHT))
 
 
