@@ -22,6 +22,7 @@ FLOORS = (
     {"wire", "drafter", "strategy"},
     {"fork", "engine", "link", "trainer"},
     {"demo"},
+    {"bench"},
     {"api"},
     {"seams"},
     {"launch"},

@@ -1,4 +1,4 @@
-"""The command line: `tlt-server {fork, drafter, serve, train, demo}`. The only place that reads argv."""
+"""The command line: `tlt-server {fork, drafter, serve, train, bench, demo}`. The only place that reads argv."""
 
 import sys
 from collections.abc import Sequence
@@ -208,6 +208,36 @@ def train_replay(
 
 
 @app.command()
+def bench(
+    url: Annotated[str, typer.Option(help="Of the running server.")] = "http://127.0.0.1:30000",
+    prompts: Annotated[Path | None, typer.Option(help='JSON lines, {"prompt": "text"}; else sums to work out.')] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, as in 1,8,32.")] = "1,8",
+    seconds: Annotated[float, typer.Option(help="That each strategy has at each of them in a round.")] = 5.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Figures are medians over these.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of a response, at most.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0, help="That of your rollouts.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Likewise.")] = 1.0,
+    arms: Annotated[bool, typer.Option(help="Measure each arm by itself, too.")] = True,
+    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Of the server; or TLT_API_KEY.")] = None,
+    admin_api_key_file: Annotated[Path | None, typer.Option(help="Likewise; or TLT_ADMIN_API_KEY.")] = None,
+) -> None:
+    """Say what speculation is worth on a running server: plain decoding against the bandit, and each arm."""
+    from tlt_client import SamplingParams
+
+    from tlt_server.bench.plan import Plan, counts
+    from tlt_server.bench.run import run
+    from tlt_server.demo.task import problems
+    from tlt_server.trainer.data.replay import read
+
+    asked = read(prompts) if prompts else [problem.prompt for problem in problems(64, seed=0)]
+    sampling = SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
+    plan = Plan(url=url, prompts=asked, sampling=sampling, loads=counts(concurrency), seconds=seconds, rounds=rounds)
+    keys = Keys.read(api_key_file, admin_api_key_file)
+    run(plan, keys, _out, ["tlt-server", *sys.argv[1:]], json, arms=arms)
+
+
+@app.command()
 def demo(
     part: Annotated[Part, typer.Option(help="speculation: off and on, compared; loop: RL and both trainers.")] = "both",
     problems: Annotated[int, typer.Option(min=1, help="Of speculation; each is answered 8 times.")] = 16,
@@ -221,6 +251,8 @@ def demo(
     from tlt_server.fork.status import require_fork
 
     require_fork()
+    if json:
+        results.require_place(json)
     figures, faults = run(part, problems, steps, plot, _out)
     if json:
         results.write(results.measured_here("demo", ["tlt-server", *sys.argv[1:]], figures), json)

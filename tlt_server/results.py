@@ -1,6 +1,7 @@
 """The one form of every JSON result of this project: what was measured, where, with which versions and revision."""
 
 import datetime
+import errno
 import os
 import platform
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tlt_server.errors import ConfigError
+from tlt_server.errors import ConfigError, DiskFailed
 
 Figures = dict[str, float | int]
 """Flat names to numbers."""
@@ -52,13 +53,27 @@ def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]
     )
 
 
+def require_place(path: Path) -> None:
+    """Makes the folder of a result to come. ConfigError: nothing can be written there, known before it is measured."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "no file can be written there")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}; name another file") from error
+
+
 def write(result: Result, path: Path) -> None:
-    """Writes a result whole or not at all."""
+    """Writes a result whole or not at all. DiskFailed: not at all."""
     text = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(text)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(text)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DiskFailed(f"result {path}: {error.strerror}; make room, or name another file") from error
 
 
 def read(path: Path) -> Result:

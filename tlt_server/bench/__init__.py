@@ -1,0 +1,1 @@
+"""`tlt-server bench`: what speculation is worth on a running server, with its own model, drafter and prompts."""
