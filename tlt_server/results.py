@@ -5,6 +5,7 @@ import errno
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,10 +58,12 @@ def require_place(path: Path) -> None:
     """Makes the folder of a result to come. ConfigError: nothing can be written there, known before it is measured."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, "no file can be written there")
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}; name another file") from error
+        raise ConfigError(f"--json {path}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 def write(result: Result, path: Path) -> None:

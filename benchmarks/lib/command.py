@@ -158,7 +158,7 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
     before = _changed(arguments.json)
     try:
         if arguments.json:
-            _check_writable(arguments.json)
+            results.require_place(arguments.json)
         result = measure()
         if arguments.json:
             results.write(result, arguments.json)
@@ -179,16 +179,6 @@ def run(name: str, arguments: argparse.Namespace, measure: Callable[[], Result])
 def _changed(file: Path | None) -> int | None:
     """When a file was written, in nanoseconds; None where there is none."""
     return file.stat().st_mtime_ns if file and file.exists() else None
-
-
-def _check_writable(file: Path) -> None:
-    """Before measuring for minutes."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=file.parent):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--json {file}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 def main(

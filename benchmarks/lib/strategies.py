@@ -31,6 +31,10 @@ class Strategies:
     def __init__(self) -> None:
         self._learned: dict[str, Any] = {}
 
+    def forget(self, side: Side) -> None:
+        """It begins with what the server began with."""
+        self._learned.pop(side.name, None)
+
     @contextmanager
     def in_force(self, server: Server, side: Side) -> Iterator[None]:
         """A side's strategy, if it has one, and what it learned before; of others, what the server began with."""

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.commands.project import plots
 from benchmarks.commands.speed import drain as bench_drain
-from benchmarks.commands.speed.drain import Drained, drain_figures, rivals, summary, trace_figures, work
+from benchmarks.commands.speed.drain import natural, recorded, rivals
 from benchmarks.lib.command import Models
+from benchmarks.lib.drained import Drained, drain_figures, summary, trace_figures
 from benchmarks.lib.draining import DecodeStep, Speeds, decode_seconds, decode_steps, spans, switching_ms, trace
 from benchmarks.lib.training.lengths import GROUP, PROBLEMS, kept
 from tests.definitions import undefined
@@ -139,18 +140,18 @@ def test_switching_costs_what_all_steps_take_more(seed: int, cost: float, late: 
 
 def test_drains_are_compared_round_by_round() -> None:
     """Two requests of four tokens each: the oracle decodes with the chain at 200 tokens/s each."""
-    chain, plain = log([2] * 6), log([2] * 6, None, 0.01, 1)
+    chain, plain, both = log([2] * 6), log([2] * 6, None, 0.01, 1), [16, 16]
     found = {
-        "plain": [[Drained(1.0, [])], [Drained(2.0, [])]],
-        "off": [[Drained(1.0, plain)], [Drained(2.0, plain)]],
-        "chain_3": [[Drained(0.5, chain)], [Drained(1.0, chain)]],
+        "plain": [[Drained(1.0, both, [])], [Drained(2.0, both, [])]],
+        "off": [[Drained(1.0, both, plain)], [Drained(2.0, both, plain)]],
+        "chain_3": [[Drained(0.5, both, chain)], [Drained(1.0, both, chain)]],
         "bandit": [
-            [Drained(0.625, chain, 30.0), Drained(0.5, chain, 40.0), Drained(9.0, chain)],
-            [Drained(1.25, chain, 60.0)] * 3,
+            [Drained(0.625, both, chain, 30.0), Drained(0.5, both, chain, 40.0), Drained(9.0, both, chain)],
+            [Drained(1.25, both, chain, 60.0)] * 3,
         ],
-        "upstream_adaptive": [[Drained(0.75, [])], [Drained(1.5, [])]],
+        "upstream_adaptive": [[Drained(0.75, both, [])], [Drained(1.5, both, [])]],
     }
-    figures = drain_figures(found, ["off", "chain_3"], KNOWN, [16, 16])
+    figures = drain_figures(found, ["off", "chain_3"], KNOWN, "2")
     assert summary(figures) == {"drain_speedup_2": 1.6}
     assert figures["drain_ratio_to_adaptive_2"] == pytest.approx(1.2)
     assert figures["drain_ratio_to_best_arm_2"] == pytest.approx(0.8)
@@ -163,12 +164,36 @@ def test_drains_are_compared_round_by_round() -> None:
     shown = bench_drain.table(kept)
     for row in ("| bandit | 1.25 | 1.60 |", "| SGLang, adaptive |", "| chain 3,1,4 |", "| bandit / oracle | 0.889 |"):
         assert row in shown
-    assert not undefined(figures | trace_figures(decode_steps(chain), 2))
+    assert not undefined(figures | trace_figures(decode_steps(chain), "2"))
+
+
+def test_drains_of_other_lengths_are_held_against_plain_decoding_of_the_same() -> None:
+    """All decode at 100 tokens/s and request, the bandit at 200; the static peer at 250, whose longest is shorter."""
+    plain, chain = log([2] * 6, None, 0.01, 1), log([2] * 6)
+    found = {
+        "plain": [[Drained(4.0, [100, 400], [])]],
+        "off": [[Drained(1.0, [100], plain)]],
+        "bandit": [[Drained(1.0, [30, 200], chain)]],
+        "bandit_cold": [[Drained(4.0, [50, 600], chain)]],
+        "upstream_chain_7": [[Drained(0.2, [10, 50], [])]],
+    }
+    figures = drain_figures(found, ["off"], KNOWN, "natural_2")
+    claims = {
+        "drain_natural_speedup_2": 2.0,
+        "drain_natural_cold_speedup_2": 1.5,
+        "drain_natural_over_static_2": 0.8,
+        "drain_natural_cold_over_static_2": 0.6,
+    }
+    assert summary(figures) == pytest.approx(claims)
+    kept = measured_here("drain", ["python"], figures | claims | {"requests": 4, "failed_requests": 0})
+    assert "| bandit | 1.00 | 2.00 |" in bench_drain.table(kept)
+    assert "2 natural requests" in bench_drain.table(kept)
+    assert not undefined(figures | claims)
 
 
 def test_a_drain_is_drawn() -> None:
     """Of two numbers of requests, a column each."""
-    figures = trace_figures(decode_steps(log([2] * 6)), 2) | trace_figures(decode_steps(log([4] * 6, None)), 4)
+    figures = trace_figures(decode_steps(log([2] * 6)), "2") | trace_figures(decode_steps(log([4] * 6, None)), "4")
     figure = plots.draw(measured_here("drain", ["python"], figures))
     running = [axes.lines[0].get_ydata() for axes in figure.axes[:2]]
     assert [list(each) for each in running] == [pytest.approx([2] * 5), pytest.approx([4] * 5)]
@@ -177,11 +202,18 @@ def test_a_drain_is_drawn() -> None:
 
 def test_the_work_is_the_embedded_targets_own() -> None:
     models = Models(*default_paths())
-    requests = work(models, 512)
+    requests = recorded(models, 512)
     prompts = models.prompts(PROBLEMS)
     lengths = sorted(int(params["max_new_tokens"]) for _, params in requests)
     assert len(requests) == 512
     assert [prompt for prompt, _ in requests[:PROBLEMS]] == prompts == [prompt for prompt, _ in requests[-PROBLEMS:]]
     assert [len(prompt) for prompt in prompts] == [length.prompt for length in kept()[::GROUP]]
     assert lengths[-1] > 4 * lengths[256]
-    assert work(models, 128) == requests[:128]
+    assert recorded(models, 128) == requests[:128]
+
+
+def test_natural_requests_come_in_groups_and_may_end_by_themselves() -> None:
+    requests = natural(Models(*default_paths()), 20)
+    prompts = [prompt for prompt, _ in requests]
+    assert [prompts.count(prompt) for prompt in dict.fromkeys(prompts)] == [8, 8, 4]
+    assert all(params == {"temperature": 1.0, "max_new_tokens": 1024} for _, params in requests)
