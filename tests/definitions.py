@@ -16,7 +16,8 @@ PLACEHOLDERS = {
     "OLD": "good|random",
     "WHERE": "running|prefix",
     "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
-    "SIDE": r"(upstream_)?(plain(_random)?|adaptive|off|paper|bandit(_cold)?|elastic|table|(chain|tree)(_\d+)+(_accept_\d+)?)",
+    "SIDE": r"(upstream_)?(plain(_random)?|adaptive|off|paper|bandit(_cold)?|elastic|table"
+    r"|(chain|tree)(_\d+)+(_accept_\d+)?)",
     "SERVER": "one|naive|pool",
     "BIN": r"\d\d",
     "BUDGET": "default|everything",
