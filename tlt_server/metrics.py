@@ -185,11 +185,10 @@ class SpecCounts(NamedTuple):
 def count_verified(reqs: Sequence[Any], result: Any) -> None:
     """Counts one verified batch.
 
-    Args:
-        reqs: the batch's requests. One that finished or was retracted a step earlier ran along under overlap; nothing
-            of its result reaches a client, so it does not count.
-        result: upstream's `GenerationBatchResult`, with each request's accepted drafts (the bonus token left out) and
-            the number of tokens verified for each (the root, sampled before, included).
+    reqs: the batch's requests. One that finished or was retracted a step earlier ran along under overlap; nothing of
+        its result reaches a client, so it does not count.
+    result: upstream's `GenerationBatchResult`, with each request's accepted drafts (the bonus token left out) and the
+        number of tokens verified for each (the root, sampled before, included).
     """
     from sglang.srt.runtime_context import get_parallel
 

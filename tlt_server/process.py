@@ -42,8 +42,7 @@ class Running(NamedTuple):
 def running_server(arguments: Sequence[str], log: Path, *, start_timeout: float = 180) -> Iterator[str]:
     """Runs `tlt-server serve ARGUMENTS` on a free port of loopback, its output in `log`; yields its URL.
 
-    Raises:
-        ServerFailed: it ended, or did not answer within `start_timeout` seconds.
+    Raises ServerFailed: it ended, or did not answer within `start_timeout` seconds.
     """
     with running_module(["tlt_server", "serve"], arguments, log, start_timeout=start_timeout) as server:
         yield server.url

@@ -137,8 +137,7 @@ FEATURES: Sequence[Feature] = (
 def require_supported(args: Args) -> None:
     """Refuses a server whose settings combine speculation with what does not work with it.
 
-    Raises:
-        UnsupportedError: names every such feature, its reason and its flag.
+    Raises UnsupportedError: names every such feature, its reason and its flag.
     """
     if args.speculative_algorithm is None:
         return

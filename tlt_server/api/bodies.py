@@ -84,8 +84,7 @@ def body_of(message: str, rule: Callable[[Any], None] | None = None) -> type[msg
 
     A field that may not be null has no null for a default either.
 
-    Raises:
-        TypeError: nothing says what bounds one of its fields.
+    Raises TypeError: nothing says what bounds one of its fields.
     """
     fields: list[Any] = []
     for field in msgspec.structs.fields(getattr(io_struct, message)):

@@ -36,13 +36,11 @@ def describe(
 ) -> Status:
     """The status of a server.
 
-    Args:
-        server_args: upstream's.
-        families: one scrape of all metrics.
-        versions: of the active weights.
-        speculation: whether decode steps speculate, and how.
-        trainer: the drafter trainer that the server follows.
-        devices: of all replicas.
+    families: one scrape of all metrics.
+    versions: of the active weights.
+    speculation: whether decode steps speculate, and how.
+    trainer: the drafter trainer that the server follows.
+    devices: of all replicas.
     """
     counts = SpecCounts.read(families)
     recent = _gauge(families, "sglang:spec_accept_length")

@@ -93,8 +93,7 @@ class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
 def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """What a drafter needs to know of a target's config.json; `where` names it in the error.
 
-    Raises:
-        ConfigError: a target that no drafter can be made for, or a key that is missing or ill-typed.
+    Raises ConfigError: a target that no drafter can be made for, or a key that is missing or ill-typed.
     """
     model_type, architectures = str(raw.get("model_type")), raw.get("architectures") or []
     family = FAMILIES.get(model_type)
@@ -114,8 +113,7 @@ def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
 def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | None = None) -> DrafterConfig:
     """The config of a drafter with one layer of the target's sizes. draft_vocab: tokens that it can propose; None: all.
 
-    Raises:
-        ConfigError: a vocabulary that cannot be, or too shallow a target.
+    Raises ConfigError: a vocabulary that cannot be, or too shallow a target.
     """
     if draft_vocab is not None:
         _check_vocab(target, kind, draft_vocab)
@@ -136,8 +134,7 @@ def eagle3_layers(layers: int) -> tuple[int, ...]:
 
     SGLang's choice, and so that of published drafters; a target too shallow for it gives the last three but one.
 
-    Raises:
-        ConfigError: fewer than four layers. The last one's output is not to be had.
+    Raises ConfigError: fewer than four layers. The last one's output is not to be had.
     """
     if layers <= EAGLE3_LAYERS:
         raise ConfigError(f"EAGLE-3 reads {EAGLE3_LAYERS} layers before the last; the target has {layers} in all")

@@ -13,8 +13,7 @@ import torch.distributed as dist
 def objections(group: Any, mine: str | None) -> list[str]:
     """What the ranks object to the step that all of them are about to take; empty where they agree. A collective.
 
-    Args:
-        mine: this rank's objection, or None.
+    mine: this rank's objection, or None.
     """
     if group is None:
         return [] if mine is None else [mine]
@@ -53,8 +52,7 @@ def twin(group: Any, timeout_s: float) -> Any:
 def joined(group: Any, part: torch.Tensor) -> torch.Tensor | None:
     """The ranks' rows, one rank's after the other's, on the first rank; None on the others. A collective.
 
-    Args:
-        part: [n, ...] on the CPU, contiguous, of one shape and dtype on all ranks.
+    part: [n, ...] on the CPU, contiguous, of one shape and dtype on all ranks.
     """
     if group is None:
         return part

@@ -37,8 +37,7 @@ class Saved(NamedTuple):
 def newest(folder: Path) -> Saved | None:
     """The last checkpoint in a folder that is whole, or None; whoever else writes there.
 
-    Raises:
-        ConfigError: it is damaged.
+    Raises ConfigError: it is damaged.
     """
     if not (steps := _steps(folder)):
         return None
@@ -65,11 +64,8 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Copies tensors of any device, and returns while they are written with `facts`, as JSON.
 
-        Args:
-            step: number of the checkpoint; larger than any before.
-
-        Raises:
-            DiskFailed: the checkpoint before could not be written; this one is under way all the same.
+        step: number of the checkpoint; larger than any before.
+        Raises DiskFailed: the checkpoint before could not be written; this one is under way all the same.
         """
         try:
             self.wait()
@@ -82,11 +78,7 @@ class Checkpoints:
         self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
 
     def wait(self) -> None:
-        """Until nothing is being written.
-
-        Raises:
-            DiskFailed: the last checkpoint could not be written.
-        """
+        """Until nothing is being written. Raises DiskFailed: the last checkpoint could not be written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()

@@ -21,8 +21,7 @@ NAME = "trainer.lock"
 def locked(folder: Path) -> Iterator[None]:
     """Makes the folder, and keeps others out while the context lasts.
 
-    Raises:
-        ConfigError: it cannot be made, or another trainer runs in it.
+    Raises ConfigError: it cannot be made, or another trainer runs in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

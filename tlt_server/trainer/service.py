@@ -90,9 +90,8 @@ class Service:
     def run(self) -> None:
         """Until it is told to end; saves what it has learnt then.
 
-        Raises:
-            ConfigError: the drafter that was published last is damaged.
-            RankLost: another process of this trainer is gone.
+        Raises ConfigError: the drafter that was published last is damaged.
+        Raises RankLost: another process of this trainer is gone.
         """
         if self._edition is not None:
             self._send(self._edition)

@@ -51,10 +51,9 @@ OBJECTIVES = {"eagle": EAGLE, "hass": HASS, "eagle3": EAGLE3}
 def train(config: TrainConfig) -> None:
     """Runs a trainer, or its part under torchrun, until SIGINT or SIGTERM.
 
-    Raises:
-        ConfigError: a setting that cannot be used, or a folder that is damaged or another trainer's.
-        DiskFailed: what was learnt last could not be written.
-        RankLost: another process of this trainer is gone.
+    Raises ConfigError: a setting that cannot be used, or a folder that is damaged or another trainer's.
+    Raises DiskFailed: what was learnt last could not be written.
+    Raises RankLost: another process of this trainer is gone.
     """
     over = threading.Event()
     ended_by_signals(over)  # a helper ends when its leader, which is told too, says so

@@ -146,8 +146,7 @@ def _app(read: Callable[[], Status]) -> FastAPI:
 def shown(host: str, port: int, read: Callable[[], Status]) -> Iterator[str]:
     """Shows what `read` returns, called in other threads, while the context lasts; gives the URL.
 
-    Raises:
-        ConfigError: the port cannot be had.
+    Raises ConfigError: the port cannot be had.
     """
     try:
         listening = socket.create_server((host, port))

@@ -110,12 +110,11 @@ def fields(names: str, effect: Effect, *rest: Any, **more: Any) -> tuple[Field, 
 class Table:
     """The fields of one kind of object.
 
-    Args:
-        name: of upstream's model, which the docs show.
-        fields: its own.
-        others: fields of other dialects that say what this one does not serve, or says otherwise.
-        rule: what holds across fields, once each is right; gets what was accepted.
-        nulls: whether null is a value; else it is as if the field were not given.
+    name: of upstream's model, which the docs show.
+    fields: its own.
+    others: fields of other dialects that say what this one does not serve, or says otherwise.
+    rule: what holds across fields, once each is right; gets what was accepted.
+    nulls: whether null is a value; else it is as if the field were not given.
     """
 
     def __init__(
@@ -135,8 +134,7 @@ class Table:
     def accept(self, given: Body, server: Server, at: str = "") -> tuple[Body, list[str]]:
         """What of a request is passed on, and the names of what is ignored.
 
-        Raises:
-            BadRequest: what cannot be served; the message begins with the field's name.
+        Raises BadRequest: what cannot be served; the message begins with the field's name.
         """
         accepted, ignored = {}, []
         for name, value in given.items():
@@ -184,11 +182,7 @@ class Table:
 
 
 def _unserved(field: Field, value: Any, at: str) -> str:
-    """The name of a field that is ignored.
-
-    Raises:
-        BadRequest: it is refused.
-    """
+    """The name of a field that is ignored. Raises BadRequest: it is refused."""
     if field.effect is Effect.IGNORED:
         return field.name
     if field.needs == "plain":

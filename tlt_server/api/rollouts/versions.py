@@ -16,10 +16,9 @@ def add_versions_to_meta_info(meta_info: dict[str, Any], state: Any) -> None:
     `weight_versions` is SGLang 0.5.23's field, with our count of publications beside the trainer's version. It is about
     the target alone: a trainer that drops samples of several versions must not drop those that saw a new drafter.
 
-    Args:
-        meta_info: of one answer, or of one event of a streamed one; completed in place. Spans are of the whole response
-            in both: `[start, end)` counts its tokens from 0.
-        state: upstream's `ReqState`. The stamps are taken out of it: streams would cut the spans like tokens.
+    meta_info: of one answer, or of one event of a streamed one; completed in place. Spans are of the whole response in
+        both: `[start, end)` counts its tokens from 0.
+    state: upstream's `ReqState`. The stamps are taken out of it: streams would cut the spans like tokens.
     """
     new = state.customized_info_accumulated.pop(KEY, [])
     meta_info.pop(KEY, None)

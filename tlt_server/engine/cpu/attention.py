@@ -36,10 +36,9 @@ class Layout(NamedTuple):
 def lay_out(req_to_token: torch.Tensor, prefix_lens: torch.Tensor, visible: torch.Tensor) -> Layout:
     """The layout of committed prefixes followed by new tokens.
 
-    Args:
-        req_to_token: [bs, row] int, each request's slots by position.
-        prefix_lens: [bs] int, committed tokens; the new tokens' slots follow directly behind them.
-        visible: [bs, n_q, n_new] bool, which new tokens a query sees; every query sees the whole prefix.
+    req_to_token: [bs, row] int, each request's slots by position.
+    prefix_lens: [bs] int, committed tokens; the new tokens' slots follow directly behind them.
+    visible: [bs, n_q, n_new] bool, which new tokens a query sees; every query sees the whole prefix.
     """
     device, n_new = req_to_token.device, visible.shape[2]
     longest = int(prefix_lens.max())
@@ -54,12 +53,9 @@ def lay_out(req_to_token: torch.Tensor, prefix_lens: torch.Tensor, visible: torc
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """Dense attention of a batch over a KV pool.
 
-    Args:
-        query: [bs, n_q, heads, head_dim].
-        keys, values: [pool, kv_heads, head_dim], the pool's buffers of one layer.
-
-    Returns:
-        [bs, n_q, heads, value_dim].
+    query: [bs, n_q, heads, head_dim].
+    keys, values: [pool, kv_heads, head_dim], the pool's buffers of one layer.
+    Returns [bs, n_q, heads, value_dim].
     """
     q = query.transpose(1, 2)
     k = keys[layout.slots].transpose(1, 2).to(query.dtype)
@@ -145,10 +141,9 @@ class CpuDraftAttnBackend:
 
     Branch j of request b writes its step-i token at position `seq_lens[b] + j * num_steps + i`.
 
-    Args:
-        model_runner: the drafter's.
-        topk: branches drafted in parallel.
-        num_steps: draft depth; the first token comes from draft-extend, so there are `num_steps - 1` passes.
+    model_runner: the drafter's.
+    topk: branches drafted in parallel.
+    num_steps: draft depth; the first token comes from draft-extend, so there are `num_steps - 1` passes.
     """
 
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:

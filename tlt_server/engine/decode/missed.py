@@ -43,11 +43,9 @@ class Missed:
     def keep(self, batch: Any, positions: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor) -> None:
         """Notes a plain step.
 
-        Args:
-            batch: upstream's `ScheduleBatch`.
-            positions: [bs] int64, of what the pass read.
-            states: [bs, width], of the target there.
-            tokens: [bs] int, that were sampled.
+        positions: [bs] int64, of what the pass read.
+        states: [bs, width], of the target there.
+        tokens: [bs] int, that were sampled.
         """
         places = batch.req_pool_indices, positions % self.window
         self._states[places] = states
@@ -68,10 +66,9 @@ class Missed:
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
         """Catches up by draft-extends of the active arm, as many as it takes.
 
-        Args:
-            batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is
-                renewed for the requests that are behind.
-            counts: of them all, by `counts`.
+        batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is renewed
+            for the requests that are behind.
+        counts: of them all, by `counts`.
         """
         left = torch.tensor(counts)
         while left.any():
@@ -106,13 +103,10 @@ class Missed:
     def _rows(self, past: Any, counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The tokens from where each request is behind on, as verification leaves what it accepted.
 
-        Args:
-            past: its lengths are those before.
-            counts: [bs] int64, of each request's rows, those that say something.
-
-        Returns:
-            Tokens, [bs * rows] int64; states, [bs * rows, width]; places in the KV cache, [bs * rows] int64, of which
-            those of rows that say nothing are 0, where nobody reads.
+        past: its lengths are those before.
+        counts: [bs] int64, of each request's rows, those that say something.
+        Returns tokens, [bs * rows] int64; states, [bs * rows, width]; places in the KV cache, [bs * rows] int64, of
+        which those of rows that say nothing are 0, where nobody reads.
         """
         ahead = torch.arange(rows, device=counts.device)
         requests, positions = past.req_pool_indices[:, None], past.seq_lens[:, None] + ahead
@@ -126,8 +120,7 @@ class Missed:
 
         Waits for the GPU where the attention backend works without lengths on the CPU.
 
-        Args:
-            batch, counts: as `read_in_step`'s; active is what SGLang started with.
+        batch, counts: as `read_in_step`'s; active is what SGLang started with.
         """
         behind = [place for place, count in enumerate(counts) if count]
         places = torch.tensor(behind).to(batch.device, non_blocking=True)
@@ -179,13 +172,10 @@ def window_of(rows: int, state_bytes: int) -> int:
 def ragged(ends: torch.Tensor, counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows and positions of the last tokens of several sequences, one sequence after another.
 
-    Args:
-        ends: [n] int64, lengths of the sequences.
-        counts: [n] int64, of the tokens.
-        total: of all counts; given, so that nobody waits for a GPU that would have to tell.
-
-    Returns:
-        Two of [total] int64.
+    ends: [n] int64, lengths of the sequences.
+    counts: [n] int64, of the tokens.
+    total: of all counts; given, so that nobody waits for a GPU that would have to tell.
+    Returns two of [total] int64.
     """
     rows = torch.repeat_interleave(torch.arange(len(ends), device=ends.device), counts, output_size=total)
     firsts = counts.cumsum(0) - counts

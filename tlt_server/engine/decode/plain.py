@@ -59,13 +59,10 @@ class PlainSteps:
     ) -> GenerationBatchResult:
         """Decodes one token of each request.
 
-        Args:
-            batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left.
-            on_publish: to be told the new lengths, [bs], as soon as they are known.
-            grammar_barrier: to be called before grammars are read, if any.
-
-        Returns:
-            What verification returns: [bs] tokens, one accepted for each request.
+        batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left.
+        on_publish: to be told the new lengths, [bs], as soon as they are known.
+        grammar_barrier: to be called before grammars are read, if any.
+        Returns what verification returns: [bs] tokens, one accepted for each request.
         """
         new_seq_lens = batch.seq_lens + 1
         if on_publish is not None:  # before the pass: the next step is prepared once the lengths are known

@@ -73,11 +73,7 @@ class Speculation:
         return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
 
     def wish(self, update: StrategyUpdate) -> None:
-        """What is asked for.
-
-        Raises:
-            ConfigError: it has faults, all of which are named, and nothing was changed.
-        """
+        """What is asked for. Raises ConfigError: it has faults, all of which are named, and nothing was changed."""
         assert self._selector is not None
         update = self._settled_for(update)
         self._selector.configure(update)

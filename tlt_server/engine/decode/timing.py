@@ -28,8 +28,7 @@ REPLAYS = 6
 def timings(by_arm: Mapping[Arm, Parts], plain: Any) -> list[Timing]:
     """Of every arm and of off, at each batch size that was captured; empty where there are no graphs.
 
-    Args:
-        plain: the runner of plain steps' graphs, or None.
+    plain: the runner of plain steps' graphs, or None.
     """
     of_arms: dict[Choice, list[Any]] = {arm: [each.graphs for each in parts[:3]] for arm, parts in by_arm.items()}
     passes = {None: [plain], **of_arms}
@@ -46,9 +45,8 @@ def timings(by_arm: Mapping[Arm, Parts], plain: Any) -> list[Timing]:
 def pass_timings(target: Any, drafter: Any, arms: Iterable[Arm], largest: int) -> list[Timing]:
     """The same where there are no graphs: a pass is timed by its number of tokens, up to `largest`.
 
-    Args:
-        target, drafter: upstream's model runners; the target's is that of plain steps.
-        largest: batch size that the server runs.
+    target, drafter: upstream's model runners; the target's is that of plain steps.
+    largest: batch size that the server runs.
     """
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
     of_target, of_drafter = (

@@ -85,12 +85,9 @@ class PinnedMemory:
     def ship(self, rows: Sequence[Rows], states: States) -> PinnedBatch | None:
         """Sends rows off.
 
-        Args:
-            rows: of at most `BATCH_BYTES`.
-            states: of the step; computed by now, as what tells the counts was copied behind it.
-
-        Returns:
-            None where there is no room.
+        rows: of at most `BATCH_BYTES`.
+        states: of the step; computed by now, as what tells the counts was copied behind it.
+        None where there is no room.
         """
         count = tokens_of(rows)
         places = [_aligned(count * each[0].nbytes) for each in states if each is not None]

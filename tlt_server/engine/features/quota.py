@@ -84,8 +84,7 @@ class Quota:
     def weigh(self, running: Sequence[tuple[Follow, int]]) -> None:
         """Looks at the budget.
 
-        Args:
-            running: the requests of the last step that go on, with their lengths.
+        running: the requests of the last step that go on, with their lengths.
         """
         elapsed = self._clock() - self._since
         if elapsed < 2 * EVERY and self._nbytes:  # else the server was idle in between

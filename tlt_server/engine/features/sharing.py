@@ -56,9 +56,8 @@ class _Folder:
     def write(self, path: Path, tensors: Mapping[str, torch.Tensor], written: Any) -> None:
         """Makes it the folder `path`, of these tensors as they are after the event `written`. A collective.
 
-        Raises:
-            UpdateRefused: the folder cannot be made.
-            OSError: it cannot be written.
+        Raises UpdateRefused: the folder cannot be made.
+        Raises OSError: it cannot be written.
         """
         if objected := objections(self._group, self._begin(path)):
             raise UpdateRefused("; ".join(objected))
@@ -98,14 +97,9 @@ class _Folder:
 class Sharing:
     """Of a rank of the first replica.
 
-    Args:
-        read: this rank's rows of embedding and head [V', H]; the same tensor where they are tied.
-        rows: V of the whole; what the ranks hold beyond is padding.
-        publications: of the target.
-        group: of all ranks.
-
-    Raises:
-        RuntimeError: another rank is gone.
+    read: this rank's rows of embedding and head [V', H]; the same tensor where they are tied.
+    rows: V of the whole; what the ranks hold beyond is padding.
+    Raises RuntimeError: another rank is gone.
     """
 
     def __init__(
@@ -124,9 +118,8 @@ class Sharing:
     def share(self, path: str) -> SharedTarget | None:
         """Begins to write a folder or, asked again, says what it holds; None until it is whole. A collective.
 
-        Raises:
-            OutOfTurn: the target is being written, or was meanwhile.
-            UpdateRefused: the folder cannot be written.
+        Raises OutOfTurn: the target is being written, or was meanwhile.
+        Raises UpdateRefused: the folder cannot be written.
         """
         if self._under_way is None or self._under_way.path != path:
             self._begin(path)
@@ -178,8 +171,7 @@ def sharing_of(scheduler: Any, publications: Publications) -> Sharing | None:
 def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Asked of a model only when they are to be shared: not every class of SGLang's can say.
 
-    Raises:
-        UpdateRefused: this one cannot.
+    Raises UpdateRefused: this one cannot.
     """
     if not hasattr(model, "get_embed_and_head"):
         raise UpdateRefused(f"SGLang's {type(model).__name__} does not give its embedding and head away")

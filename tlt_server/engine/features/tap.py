@@ -73,9 +73,8 @@ class Tapped:
     def credit(self, counts: Sequence[tuple[Any, int]], stamp: Stamp) -> None:
         """Settles whose rows these are, before tokens are appended.
 
-        Args:
-            counts: the live requests of the batch, with how many tokens the step gives them.
-            stamp: the weights that it was launched with.
+        counts: the live requests of the batch, with how many tokens the step gives them.
+        stamp: the weights that it was launched with.
         """
         by_request = {id(req): count for req, count in counts}
         self.stamp, self.live = stamp, [req for req, _ in counts]
@@ -127,8 +126,7 @@ class Tap:
     def take_step(self, reqs: Sequence[Any], result: Any, most: int) -> None:
         """Takes the states of a decode step, [len(reqs) * nodes, W].
 
-        Args:
-            most: tokens that the step may give a request: its accepted path lies in front of each request's nodes.
+        most: tokens that the step may give a request: its accepted path lies in front of each request's nodes.
         """
 
         output = result.logits_output

@@ -55,8 +55,7 @@ class Graphs:
     wanted: batch sizes that each arm would be captured at, ascending; empty ones: there are no graphs here.
     sizes: those that fit into the budget; arms that do not are left out.
 
-    Raises:
-        ConfigError: none fits.
+    Raises ConfigError: none fits.
     """
 
     def __init__(self, worker: Any, arms: Sequence[Arm], sharing: GraphSharing, budget: float | None = None) -> None:

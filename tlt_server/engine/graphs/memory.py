@@ -40,8 +40,7 @@ class Captures:
     def capturing(self, kind: str, arms: tuple[Arm, ...], width: int) -> Iterator[list[Any]]:
         """Within, a pass is captured: the runner that is put into the list, of `width` tokens a request. None: nothing.
 
-        Args:
-            arms: whose pass it is; empty for plain decoding.
+        arms: whose pass it is; empty for plain decoding.
         """
         runners: list[Any] = []
         if not torch.cuda.is_available():
@@ -70,10 +69,9 @@ class Captures:
     def describe(self, wanted: Sizes, found: Sizes, budget: float | None) -> Graphs:
         """As our routes show it; what it says in a line goes to the log too.
 
-        Args:
-            wanted: sizes that each arm would be captured at, without a budget.
-            found: those that it was captured at.
-            budget: bytes; None: there is none.
+        wanted: sizes that each arm would be captured at, without a budget.
+        found: those that it was captured at.
+        budget: bytes; None: there is none.
         """
         arms = tuple(
             CapturedArm(known, max(found.get(arm, ()), default=0), max(sizes, default=0))

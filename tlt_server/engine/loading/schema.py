@@ -65,8 +65,7 @@ def schema_of(tensors: Iterable[NamedTensor]) -> Schema:
 def tensors_in(files: Sequence[str | Path]) -> Iterator[NamedTensor]:
     """The tensors of checkpoint files, mapped into memory: a page is read when it is touched.
 
-    Args:
-        files: safetensors, or pickles of a state dict, read without running their code.
+    files: safetensors, or pickles of a state dict, read without running their code.
     """
     from safetensors import safe_open
 
@@ -83,8 +82,7 @@ def start_schema(model_runner: Any) -> Schema | None:
     """The schema of the checkpoint that a model was loaded from; None where there was none (`--load-format dummy`), or
     none that can be read.
 
-    Args:
-        model_runner: upstream's `ModelRunner`, its model loaded.
+    model_runner: upstream's `ModelRunner`, its model loaded.
     """
     from sglang.srt.configs.load_config import LoadConfig, LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader

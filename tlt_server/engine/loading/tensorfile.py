@@ -47,8 +47,7 @@ class TensorFile:
     buffer: where they lie, until the next file is read into it.
     most: bytes that it may have; None: any number.
 
-    Raises:
-        UpdateRefused: it cannot be read, or is larger.
+    Raises UpdateRefused: it cannot be read, or is larger.
     """
 
     def __init__(self, path: Path, buffer: Buffer, most: int | None = None) -> None:
@@ -76,8 +75,7 @@ class TensorFile:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors by name, views of the bytes.
 
-        Raises:
-            UpdateRefused: it is not a whole safetensors file of plain dtypes.
+        Raises UpdateRefused: it is not a whole safetensors file of plain dtypes.
         """
         try:
             head = header.length(self._bytes[:8].numpy().tobytes(), len(self._bytes))

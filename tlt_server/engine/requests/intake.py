@@ -54,8 +54,7 @@ FAILED: Mapping[type, Callable[[str], Any]] = {
 def handle(scheduler: Any, recv_req: Any) -> Any:
     """Upstream's answer to a message, or one that says what failed: the edge beyond which an exception ends the server.
 
-    Returns:
-        what is to be sent back, or None.
+    Returns what is to be sent back, or None.
     """
     if isinstance(recv_req, BATCHES):
         for each in recv_req:
@@ -90,12 +89,9 @@ def ended(rid: str, error: Exception) -> AbortReq:
 def check(recv_req: Any, model: Any) -> None:
     """Refuses what would fail where requests are one batch, and so fail them all.
 
-    Args:
-        recv_req: a request as it comes from a tokenizer worker, its types those that upstream declares.
-        model: upstream's `ModelConfig`.
-
-    Raises:
-        ValueError: it names the field.
+    recv_req: a request as it comes from a tokenizer worker, its types those that upstream declares.
+    model: upstream's `ModelConfig`.
+    Raises ValueError: it names the field.
     """
     known = range(model.vocab_size)
     if not recv_req.input_ids and not getattr(recv_req, "input_embeds", None):

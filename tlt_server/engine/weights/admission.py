@@ -99,8 +99,7 @@ class Admission:
     def admit(self, tensors: Iterable[NamedTensor], misfit: Callable[[str, Any], str | None]) -> list[NamedTensor]:
         """The tensors, all read, once every rank finds that they fit.
 
-        Raises:
-            UpdateRefused: on every rank, where one does not fit on any.
+        Raises UpdateRefused: on every rank, where one does not fit on any.
         """
         assert self._update is not None
         self._update.raise_if_over()

@@ -90,11 +90,7 @@ class Drafter:
         )
 
     def offer(self, offer: Offer) -> None:
-        """Begins to stage a drafter, unless it is active or on its way already.
-
-        Raises:
-            OutOfTurn: it comes too late.
-        """
+        """Begins to stage a drafter, unless it is active or on its way already. Raises OutOfTurn: it comes too late."""
         if self._frozen:
             raise OutOfTurn("the drafter is frozen: POST /tlt/v1/drafter/freeze with frozen false lets updates in")
         if self._is_known(offer):
@@ -109,9 +105,8 @@ class Drafter:
     def commit(self, version: int) -> bool:
         """Makes a drafter active that was offered, once all ranks have it staged; True when it is. A collective.
 
-        Raises:
-            UpdateRefused: a rank cannot stage it.
-            OutOfTurn: another one overtook it, or all updates are held back.
+        Raises UpdateRefused: a rank cannot stage it.
+        Raises OutOfTurn: another one overtook it, or all updates are held back.
         """
         staging = self._staging
         if staging is None or staging.offer.version != version:
@@ -130,8 +125,7 @@ class Drafter:
     def roll_back(self, why: str) -> None:
         """Makes the drafter active that was before.
 
-        Raises:
-            OutOfTurn: there is none, or the last one was brought back already.
+        Raises OutOfTurn: there is none, or the last one was brought back already.
         """
         if self.previous is None:
             raise OutOfTurn("there is no drafter to go back to")

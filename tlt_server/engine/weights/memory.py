@@ -56,9 +56,8 @@ class MemoryOffload:
     def promise(self, tags: Sequence[str] | None, *, on: bool) -> None:
         """Lets no step run until memory of these tags is released, or takes that back. A collective.
 
-        Raises:
-            UpdateRefused: a tag that does not exist.
-            OutOfTurn: a request is running or waiting, and generation is not paused.
+        Raises UpdateRefused: a tag that does not exist.
+        Raises OutOfTurn: a request is running or waiting, and generation is not paused.
         """
         if on and self._not_lent(tags):
             self._require_rest()
@@ -68,9 +67,8 @@ class MemoryOffload:
     def release(self, tags: Sequence[str] | None) -> None:
         """Gives memory of these tags back to the card, all if there are none. A collective.
 
-        Raises:
-            UpdateRefused: a tag that does not exist.
-            OutOfTurn: a request is running or waiting, and generation is not paused.
+        Raises UpdateRefused: a tag that does not exist.
+        Raises OutOfTurn: a request is running or waiting, and generation is not paused.
         """
         wanted = self._not_lent(tags)
         if not wanted:
@@ -87,8 +85,7 @@ class MemoryOffload:
     def take_back(self, tags: Sequence[str] | None) -> None:
         """Takes memory of these tags again, all that is released if there are none or only graphs stay. A collective.
 
-        Raises:
-            UpdateRefused: a tag that does not exist.
+        Raises UpdateRefused: a tag that does not exist.
         """
         wanted = [tag for tag in _checked(tags) if tag in self._router.offload_tags]
         if not wanted:

@@ -117,9 +117,8 @@ class Publications:
     def wrote(self, weight_version: str | None, names: AbstractSet[str] | None = None, *, torn: bool = False) -> None:
         """A call has changed weights.
 
-        Args:
-            names: of the tensors that it carried; None where nobody knows: then the publication counts as whole.
-            torn: whether it failed on the way.
+        names: of the tensors that it carried; None where nobody knows: then the publication counts as whole.
+        torn: whether it failed on the way.
         """
         publication = self._joined(weight_version)
         publication.last = self.clock()
@@ -152,22 +151,14 @@ class Publications:
             self._open.names.clear()
 
     def begin(self, *, allow_partial: bool = False) -> None:
-        """A session begins; what was under way has ended.
-
-        Raises:
-            OutOfTurn: there is one already.
-        """
+        """A session begins; what was under way has ended. Raises OutOfTurn: there is one already."""
         if self._session:
             raise OutOfTurn("a weight update is open already: POST /end_weight_update ends it")
         self._close()
         self._session, self._partial_session = True, allow_partial
 
     def end(self) -> tuple[str, ...]:
-        """The session ends. Returns what its publication lacks.
-
-        Raises:
-            OutOfTurn: there is none.
-        """
+        """The session ends. Returns what its publication lacks. Raises OutOfTurn: there is none."""
         if not self._session:
             raise OutOfTurn("no weight update is open: POST /begin_weight_update opens one")
         missing = self._close()

@@ -72,11 +72,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         self._session_selector = selector
 
     def end(self) -> None:
-        """Closes the session.
-
-        Raises:
-            TargetIncomplete: its publication has ended, and lacks something.
-        """
+        """Closes the session. Raises TargetIncomplete: its publication has ended, and lacks something."""
         missing = self.state.publications.end()
         self._session_selector = None
         require_whole(missing)

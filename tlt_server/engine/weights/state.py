@@ -100,11 +100,10 @@ class EngineState:
     def settled(self, drafter_version: int, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]]) -> None:
         """A decode step was settled.
 
-        Args:
-            drafter_version: active at its launch.
-            arm: it was launched with; None: off.
-            batch: requests in it.
-            accepted: drafts of each request that counts.
+        drafter_version: active at its launch.
+        arm: it was launched with; None: off.
+        batch: requests in it.
+        accepted: drafts of each request that counts.
         """
         assert self.drafter is not None
         self.speculation.settled(batch, [count for _, count in accepted])
@@ -133,8 +132,7 @@ class EngineState:
 def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     """The state of upstream's `Scheduler`, its models loaded.
 
-    Args:
-        gaps: what a publication of the target lacks.
+    gaps: what a publication of the target lacks.
     """
     events = EventLog(scheduler.ps.dp_rank or 0)
     config = ServerConfig.from_environment()

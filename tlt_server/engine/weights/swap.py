@@ -89,12 +89,9 @@ class DrafterWeights:
     def stage(self, path: Path, sha256: str | None) -> Staged:
         """Reads, checks and loads a drafter beside the live one.
 
-        Args:
-            path: a safetensors file, or a folder that holds one.
-            sha256: what the file's must be, in hexadecimal.
-
-        Raises:
-            UpdateRefused: it is not a drafter for this server; the message says why.
+        path: a safetensors file, or a folder that holds one.
+        sha256: what the file's must be, in hexadecimal.
+        Raises UpdateRefused: it is not a drafter for this server; the message says why.
         """
         file = TensorFile(self._file(path), self._buffer, self._most)
         tensors = file.tensors()

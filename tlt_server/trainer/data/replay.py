@@ -37,8 +37,7 @@ class Replayed(NamedTuple):
 def read(path: Path) -> list[str | tuple[int, ...]]:
     """The prompts of a file with a JSON object a line.
 
-    Raises:
-        ConfigError: it cannot be read, a line is no such object, or there is none.
+    Raises ConfigError: it cannot be read, a line is no such object, or there is none.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -62,8 +61,7 @@ def replay(
 ) -> Iterator[Replayed]:
     """Samples `responses` to each prompt, `at_once` in flight, and says now and then how far it is.
 
-    Raises:
-        ServerFailed: the server cannot be reached, has no trainer, or did not answer.
+    Raises ServerFailed: the server cannot be reached, has no trainer, or did not answer.
     """
     wanted = [prompt for prompt in prompts for _ in range(responses)]
     tokens, done = 0, 0

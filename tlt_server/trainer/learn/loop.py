@@ -116,8 +116,7 @@ class Trainer:
     def step(self, packs: Sequence[Pack]) -> Metrics:
         """One step over all entries of `packs`, by all who are present in the team.
 
-        Raises:
-            RankLost: one of them is gone.
+        Raises RankLost: one of them is gone.
         """
         total, chains = self.gradients(packs)
         norm = nn.utils.clip_grad_norm_(self._named.values(), self.settings.clip).item()
@@ -149,11 +148,7 @@ class Trainer:
         return tensors, {"steps": self.steps, "tokens": self.tokens, "random": self.random.getstate()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Goes on where the trainer stood whose `state` this is.
-
-        Raises:
-            ConfigError: it is of another drafter.
-        """
+        """Goes on where the trainer stood whose `state` this is. Raises ConfigError: it is of another drafter."""
         for name, weight in self._named.items():
             for kind in (WEIGHTS, AVERAGE):
                 if (saved := tensors.get(f"{kind}{name}")) is None or saved.shape != weight.shape:

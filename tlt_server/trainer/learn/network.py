@@ -26,12 +26,9 @@ from tlt_server.errors import ConfigError
 class Rope:
     """Cosines and sines of positions.
 
-    Args:
-        config: of the drafter; either transformers' `rope_parameters`, or `rope_theta` and `rope_scaling`.
-        head_dim: width of a head.
-
-    Raises:
-        ConfigError: a kind of scaling other than Llama 3.1's.
+    config: of the drafter; either transformers' `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    head_dim: width of a head.
+    Raises ConfigError: a kind of scaling other than Llama 3.1's.
     """
 
     def __init__(self, config: Mapping[str, Any], head_dim: int) -> None:
@@ -229,8 +226,7 @@ _UNKNOWN = ("bias", "fc_norm", "use_aux_norm", "norm_before_fc", "norm_output", 
 def network(config: Mapping[str, Any]) -> Network:
     """The network of a drafter's config.json, its weights not yet set.
 
-    Raises:
-        ConfigError: not a drafter that can be trained.
+    Raises ConfigError: not a drafter that can be trained.
     """
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in NETWORKS:

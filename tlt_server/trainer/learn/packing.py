@@ -77,8 +77,7 @@ class Pack:
 def plan(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """Which of `sizes` to put together, by index: first-fit decreasing (Johnson, 1973), at most `budget` a pack.
 
-    Raises:
-        ValueError: a size is above the budget; `split` cuts a run.
+    Raises ValueError: a size is above the budget; `split` cuts a run.
     """
     packs: list[list[int]] = []
     room: list[int] = []

@@ -32,8 +32,7 @@ def joined(name: str | None) -> Iterator[Place]:
 
     name: of the device, torch's; None: a GPU if there is one.
 
-    Raises:
-        ConfigError: it cannot be used.
+    Raises ConfigError: it cannot be used.
     """
     if not dist.is_torchelastic_launched():
         device = _device(name or _default())

@@ -23,11 +23,8 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
     """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, to a new folder.
 
-    Returns:
-        The file's metadata: target, trained_on (target version), steps, tokens, revision; version if published.
-
-    Raises:
-        ConfigError: there is none, or `out` exists.
+    Returns the file's metadata: target, trained_on (target version), steps, tokens, revision; version if published.
+    Raises ConfigError: there is none, or `out` exists.
     """
     drafter, provenance = _checkpointed(folder / "checkpoints") if checkpointed else _published(folder)
     config = dict(drafter.config)

@@ -42,8 +42,7 @@ def accept_length(
 
     packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
 
-    Raises:
-        ValueError: no run is so long.
+    Raises ValueError: no run is so long.
     """
     total, chains = 0.0, 0
     for pack in packs:
