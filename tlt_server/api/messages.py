@@ -5,21 +5,12 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from sglang.srt.managers.io_struct import (
-    AbortReq,
-    BaseBatchReq,
-    BatchTokenizedEmbeddingReqInput,
-    BatchTokenizedGenerateReqInput,
-    TokenizedEmbeddingReqInput,
-    TokenizedGenerateReqInput,
-    msgpack_decode,
-    msgpack_encode,
-)
+from sglang.srt.managers.io_struct import AbortReq, BaseBatchReq, msgpack_decode, msgpack_encode
+
+from tlt_server.engine.requests.intake import BATCHES, REQUESTS
 
 logger = logging.getLogger(__name__)
 
-BATCHES = (BatchTokenizedGenerateReqInput, BatchTokenizedEmbeddingReqInput)
-REQUESTS = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 OPAQUE = ("time_stats", "mm_inputs", "mm_data_mooncake")
 """Of our own making, and pickled on the way; of the rest, types are declared, and upstream checks them nowhere."""
 

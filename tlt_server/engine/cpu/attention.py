@@ -75,18 +75,14 @@ class CpuAttnBackend(TorchNativeAttnBackend):
         rows = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices.long()]
         mode = forward_batch.forward_mode
         if mode.is_target_verify():
-            self.layouts = [self._verify_layout(forward_batch, rows)]
+            nodes = forward_batch.spec_info.draft_token_num
+            tree = forward_batch.spec_info.custom_mask.view(-1)[: len(rows) * nodes * nodes]
+            self.layouts = [lay_out(rows, forward_batch.seq_lens, tree.view(len(rows), nodes, nodes).bool())]
         elif mode.is_decode():
             visible = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=rows.device)
             self.layouts = [lay_out(rows, forward_batch.seq_lens - 1, visible)]
         else:
             self.layouts = self._extend_layouts(forward_batch, rows)
-
-    @staticmethod
-    def _verify_layout(forward_batch: "ForwardBatch", rows: torch.Tensor) -> Layout:
-        nodes = forward_batch.spec_info.draft_token_num
-        tree = forward_batch.spec_info.custom_mask.view(-1)[: len(rows) * nodes * nodes]
-        return lay_out(rows, forward_batch.seq_lens, tree.view(len(rows), nodes, nodes).bool())
 
     @staticmethod
     def _extend_layouts(forward_batch: "ForwardBatch", rows: torch.Tensor) -> list[Layout]:

@@ -1,11 +1,10 @@
-"""The arms of a speculative worker: what each of them decodes with, and which one is in force.
+"""The arms of a speculative worker: what each of them decodes with, and which one is active.
 
 Upstream's workers read their arm from three attributes each, and run attention backends and CUDA graphs that were made
-for it. Here these are made once for each arm (engine/graphs.py), and exchanged between two steps: a dozen attributes,
-nothing is allocated or captured. All else that depends on an arm is sized by the *widest*, the elementwise maximum of
-all arms, which is what SGLang itself is started with: KV slots, and the candidates that draft-extend leaves.
-
-What arms have in common (strategy/passes.py) is made once.
+for it. Here these are made once for each arm (engine/graphs/capture.py), what arms have in common once for all, and
+exchanged between two steps: a dozen attributes; nothing is allocated or captured. All else that depends on an arm is
+sized by the *widest*, the elementwise maximum of all arms, which SGLang itself is started with: KV slots, and the
+candidates that draft-extend leaves.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,7 +31,7 @@ class Arms:
     """The arms of one rank's `EagleWorker`.
 
     graphs: makes their passes; nothing is withheld any more.
-    in_force: what the worker is set up for; None: what SGLang was started with, for prefills, whose graphs it captured
+    active: what the worker is set up for; None: what SGLang was started with, for prefills, whose graphs it captured
         with that, and for steps that do not speculate.
     by_arm: the parts of each that was captured.
     """
@@ -58,12 +57,12 @@ class Arms:
         self._put(None)
 
     def keep(self, arms: Collection[Arm]) -> None:
-        """Lets go of all others; none of them is in force."""
+        """Lets go of all others; none of them is active."""
         self.by_arm = {arm: parts for arm, parts in self.by_arm.items() if arm in arms}
 
     def put(self, arm: Arm | None) -> None:
-        """Puts an arm in force, or what SGLang was started with."""
-        if arm != self.in_force:
+        """Activates an arm, or what SGLang was started with."""
+        if arm != self.active:
             self._put(arm)
 
     def attention_backends(self) -> tuple[Any, ...]:
@@ -83,7 +82,7 @@ class Arms:
         if parts.chain is not None:
             # override: a chain's buffers are as long as the arm
             draft._topk1_parents_prealloc, draft._topk1_score_indices_prealloc = parts.chain
-        self.in_force = arm
+        self.active = arm
 
     def _set_shape(self, arm: Arm) -> None:
         for each in (self._worker, self._draft):

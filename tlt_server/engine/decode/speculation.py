@@ -48,7 +48,9 @@ class Speculation:
         self._wished = StrategyUpdate("off")
         self._on = worker is not None
         self._last: Arm | None = None
-        self._looking = self._choosing = 0.0  # seconds: of the newest look at the table; since the last result, in all
+        self._reading = self._choosing = (
+            0.0  # seconds: of the newest reading of the table; since the last result, in all
+        )
         self._selecting: deque[float] = deque(maxlen=_TIMED_STEPS)
         if worker is not None:
             self._selector = _selector(worker, largest)
@@ -110,7 +112,7 @@ class Speculation:
         assert self._selector is not None
         began = time.perf_counter()
         table = self._selector.table()
-        self._looking = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
+        self._reading = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
         return None if table == self._worker.table else table
 
     def hear(self, table: ArmTable) -> None:
@@ -130,7 +132,7 @@ class Speculation:
             count_step(arm)
             now = time.perf_counter()
             self._selector.launched(arm, batch, cached, now, behind)
-            self._choosing += self._looking + time.perf_counter() - now
+            self._choosing += self._reading + time.perf_counter() - now
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:
         """A decode step's result is on the CPU: accepted drafts of each request that counts."""
@@ -148,7 +150,7 @@ class Speculation:
             self._choosing += time.perf_counter() - began
 
     def weights_changed(self) -> None:
-        """Another target or drafter is in force."""
+        """Another target or drafter is active."""
         self.interrupted()
         if self._leads and self._selector is not None:
             self._selector.weights_changed()
@@ -206,11 +208,12 @@ class Announcer:
 
 
 def _selector(worker: Any, largest: int) -> Selector:
-    captured = worker.captured
-    if worker.costs is None:
-        costs = guessed_costs(worker.all_arms, largest)
-        return Selector(costs, captured, largest, untimed_buckets(captured, largest), Random(0))
-    return Selector(worker.costs, captured, largest, default_buckets(worker.costs, captured, largest), Random(0))
+    captured, costs = worker.captured, worker.costs
+    if costs is None:
+        costs, buckets = guessed_costs(worker.all_arms, largest), untimed_buckets(captured, largest)
+    else:
+        buckets = default_buckets(costs, captured, largest)
+    return Selector(costs, captured, largest, buckets, Random(0))
 
 
 def _client_arm(arm: Arm) -> schemas.Arm:

@@ -26,10 +26,8 @@ REPLAYS = 6
 
 
 def timings(by_arm: Mapping[Arm, Parts], plain: Any) -> list[Timing]:
-    """Of every arm and of off, at each batch size that was captured; empty where there are no graphs.
-
-    plain: the runner of plain steps' graphs, or None.
-    """
+    """Of every arm and of off, at each batch size that was captured; empty where there are no graphs. plain: the runner
+    of plain steps' graphs, or None."""
     of_arms: dict[Choice, list[Any]] = {arm: [each.graphs for each in parts[:3]] for arm, parts in by_arm.items()}
     passes = {None: [plain], **of_arms}
     runners = {id(each): each for of_arm in passes.values() for each in of_arm}  # a shared one once

@@ -16,9 +16,7 @@ from tlt_server.engine.decode.sampling import apply_min_new_tokens, filter_probs
 def filter_target_probs(probs: torch.Tensor, sampling_info: Any, verify_input: Any) -> torch.Tensor:
     """The target's filtered distribution at every node of every request's tree.
 
-    probs: [bs * num_draft_tokens, vocab] float32, after temperature.
-    sampling_info: upstream's `SamplingBatchInfo` of the batch.
-    verify_input: upstream's `EagleVerifyInput`.
+    probs: [bs * num_draft_tokens, vocab] float32, after temperature. sampling_info: upstream's `SamplingBatchInfo`.
     Returns the same shape, filtered by each request's top_k, top_p and min_p, renormalised.
     """
     nodes = verify_input.draft_token_num
@@ -66,8 +64,7 @@ def settle_end(req: Any, new_tokens: int) -> None:
     Upstream takes an abort before it looks for an end, the limit before what ended the response before it, and a stop
     string before a stop token in front of it: what the step gave beyond the end is returned then.
 
-    req: upstream's, the step's tokens appended.
-    new_tokens: how many the step gave.
+    req: upstream's, with the `new_tokens` of the step appended.
     """
     abort = req.to_finish
     if req.finished() or (abort is not None and abort.status_code == HTTPStatus.BAD_REQUEST):

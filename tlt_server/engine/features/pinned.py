@@ -90,7 +90,7 @@ class PinnedMemory:
         None where there is no room.
         """
         count = tokens_of(rows)
-        places = [_aligned(count * each[0].nbytes) for each in states if each is not None]
+        places = [-(-count * each[0].nbytes // ALIGNED) * ALIGNED for each in states if each is not None]
         if (start := self._reserved(sum(places))) is None:
             return None
         index = torch.tensor([row for each in rows for row in range(each.row, each.row + len(each.tokens))])
@@ -122,10 +122,6 @@ class PinnedMemory:
         if self._on_gpu:
             states.record_stream(self._side)  # its memory is not given out again before this is done
         return place.copy_(picked, non_blocking=True)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
 
 
 def cut(rows: Sequence[Rows], most: int) -> list[list[Rows]]:

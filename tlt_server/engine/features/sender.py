@@ -63,7 +63,7 @@ class Sender:
             log.exception("no more features are sent; the server goes on. Restart it to have them again")
 
     def _collected(self) -> list[PinnedBatch]:
-        """PinnedMemory for a message, once there are some; none at the end."""
+        """Pinned batches for a message, once there are some; none at the end."""
         held: list[PinnedBatch] = []
         nbytes, due = 0, float("inf")
         while nbytes < MESSAGE_BYTES and (left := due - time.monotonic()) > 0:

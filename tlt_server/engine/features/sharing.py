@@ -55,20 +55,20 @@ class _Folder:
 
     def write(self, path: Path, tensors: Mapping[str, torch.Tensor], written: Any) -> None:
         """Makes it the folder `path`, of these tensors as they are after the event `written`. A collective.
-
-        Raises UpdateRefused: the folder cannot be made.
-        Raises OSError: it cannot be written.
-        """
+        Raises UpdateRefused: the folder cannot be made. Raises OSError: it cannot be written."""
         if objected := objections(self._group, self._begin(path)):
             raise UpdateRefused("; ".join(objected))
         with _beside(written):
             marks = {name: _mark(tensor) for name, tensor in tensors.items()}
-            unchanged = {name: lowest(self._group, _same(marks[name], self._marks.get(name))) for name in tensors}
+            same = {n: n in self._marks and torch.equal(mark, self._marks[n]) for n, mark in marks.items()}
+            unchanged = {name: lowest(self._group, same[name]) for name in tensors}
             changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
             copies = {name: joined(self._group, tensor.cpu().contiguous()) for name, tensor in changed.items()}
         for name, copy in copies.items():
             if copy is not None:
-                _replace(path / f"{name}.safetensors", name, copy[: self._rows])
+                file = path / f"{name}.safetensors"
+                file.unlink(missing_ok=True)  # who reads the one before goes on, and there may be no room for two
+                save_file({name: copy[: self._rows]}, file, {"format": "pt"})
         self._marks, self.path = marks, path
 
     def remove(self) -> None:
@@ -186,16 +186,6 @@ def _mark(tensor: torch.Tensor) -> torch.Tensor:
     """
     bits = tensor.detach().view(_BITS[tensor.element_size()])
     return torch.cat([rows.sum(-1, dtype=torch.int64) for rows in bits.split(ROWS)]).cpu()
-
-
-def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    return other is not None and torch.equal(one, other)
-
-
-def _replace(file: Path, name: str, copy: torch.Tensor) -> None:
-    """Removes it first: who reads the one before goes on, and there may be no room for two."""
-    file.unlink(missing_ok=True)
-    save_file({name: copy}, file, {"format": "pt"})
 
 
 def _beside(written: Any) -> AbstractContextManager[Any]:

@@ -71,11 +71,8 @@ class Tapped:
     live: list[Any] = field(default_factory=list)
 
     def credit(self, counts: Sequence[tuple[Any, int]], stamp: Stamp) -> None:
-        """Settles whose rows these are, before tokens are appended.
-
-        counts: the live requests of the batch, with how many tokens the step gives them.
-        stamp: the weights that it was launched with.
-        """
+        """Settles whose rows these are, before tokens are appended. counts: the live requests of the batch, with how
+        many tokens the step gives them. stamp: the weights that it was launched with."""
         by_request = {id(req): count for req, count in counts}
         self.stamp, self.live = stamp, [req for req, _ in counts]
         self.spans = [span for span in self.spans if id(span.req) in by_request]
@@ -141,7 +138,7 @@ class Tap:
         result.tapped = Tapped(self, True, spans, _copies(output, fronts) if spans else None)
 
     def send(self, tapped: Tapped) -> None:
-        """Sends off what is left of a step, and lets the quota look at who runs."""
+        """Sends off what is left of a step, and tells the quota who runs."""
         rows = list(tapped.rows())
         nbytes = self._ship(rows, tapped.states)
         for span in tapped.spans:

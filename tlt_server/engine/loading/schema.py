@@ -63,10 +63,8 @@ def schema_of(tensors: Iterable[NamedTensor]) -> Schema:
 
 
 def tensors_in(files: Sequence[str | Path]) -> Iterator[NamedTensor]:
-    """The tensors of checkpoint files, mapped into memory: a page is read when it is touched.
-
-    files: safetensors, or pickles of a state dict, read without running their code.
-    """
+    """The tensors of checkpoint files, safetensors or pickles of a state dict, whose code is not run. They are mapped
+    into memory: a page is read when it is touched."""
     from safetensors import safe_open
 
     for file in files:
@@ -79,11 +77,8 @@ def tensors_in(files: Sequence[str | Path]) -> Iterator[NamedTensor]:
 
 
 def start_schema(model_runner: Any) -> Schema | None:
-    """The schema of the checkpoint that a model was loaded from; None where there was none (`--load-format dummy`), or
-    none that can be read.
-
-    model_runner: upstream's `ModelRunner`, its model loaded.
-    """
+    """The schema of the checkpoint that an upstream `ModelRunner` loaded; None where there was none (`--load-format
+    dummy`), or none that can be read."""
     from sglang.srt.configs.load_config import LoadConfig, LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader
 

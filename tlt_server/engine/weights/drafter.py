@@ -30,8 +30,8 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
-from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay, Weights
-from tlt_server.engine.weights.swap import Staged
+from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay
+from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
@@ -51,7 +51,7 @@ class Drafter:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: DrafterWeights,
         group: Any,
         between_steps: Callable[[], AbstractContextManager[Any]],
         events: EventLog,
@@ -80,14 +80,7 @@ class Drafter:
         """As our routes show it. How far the staging is, is this rank's word alone."""
         way = self._staging
         staging = None if way is None else Staging(way.offer.version, ready=way.future.done())
-        return Described(
-            self.live,
-            self.previous,
-            staging,
-            self._newest,
-            self._frozen,
-            self.watchdog.describe(),
-        )
+        return Described(self.live, self.previous, staging, self._newest, self._frozen, self.watchdog.describe())
 
     def offer(self, offer: Offer) -> None:
         """Begins to stage a drafter, unless it is active or on its way already. Raises OutOfTurn: it comes too late."""
@@ -118,7 +111,10 @@ class Drafter:
             return False
         self._staging = None
         if progress == FAILED:
-            self._refuse(version, "; ".join(objections(self._group, staging.failure())))
+            why = "; ".join(objections(self._group, staging.failure()))
+            self._refused = version, why
+            self._events.add("drafter_refused", version=version, why=why)
+            raise UpdateRefused(why)
         self._activate(staging)
         return True
 
@@ -171,10 +167,6 @@ class Drafter:
         if mode != self.watchdog.mode:
             self.watchdog.mode = mode
             self._events.add("watchdog_set", version=self.live.version, mode=mode)
-
-    def probe_due(self, target: int) -> str | None:
-        """Why what the watchdog turned off is to be tried again now, as rank 0 finds."""
-        return self.watchdog.probe_due(target)
 
     def probe(self, why: str) -> None:
         """Tries it again, under watch, unless it is on by now."""
@@ -230,11 +222,11 @@ class Drafter:
         elif self._speculation.held is not None:
             self._speculation.release(f"drafter {self.live.version} is active")
 
-    def _stage(self, offer: Offer) -> tuple[Staged, float]:
-        """In the thread. Returns what was read, and how many seconds that took."""
+    def _stage(self, offer: Offer) -> tuple[str, float]:
+        """In the thread. Returns the file's sha256, and how many seconds it took."""
         began = time.perf_counter()
-        staged = self._weights.stage(Path(offer.path), offer.sha256)
-        return staged, time.perf_counter() - began
+        sha256 = self._weights.stage(Path(offer.path), offer.sha256)
+        return sha256, time.perf_counter() - began
 
     def _is_known(self, offer: Offer) -> bool:
         if self._staging and offer.version == self._staging.offer.version:
@@ -261,13 +253,8 @@ class Drafter:
             raise UpdateRefused(self._refused[1])
         raise OutOfTurn(f"version {version} is not on its way: another one overtook it")
 
-    def _refuse(self, version: int, why: str) -> None:
-        self._refused = version, why
-        self._events.add("drafter_refused", version=version, why=why)
-        raise UpdateRefused(why)
-
     def _activate(self, staging: OnItsWay) -> None:
-        staged, seconds = staging.future.result()
+        sha256, seconds = staging.future.result()
         remember = self.watchdog.mode is Watchfulness.OBSERVE or not self._has_way_back
         began = time.perf_counter()
         with self._between_steps():
@@ -277,7 +264,7 @@ class Drafter:
             self._trusted = self.live.version
         offer, gone = staging.offer, self.live
         self.previous, self._newest = gone if remember else self.previous, offer.version
-        self.live = DrafterVersion(offer.version, offer.path, offer.trained_on, staged.sha256)
+        self.live = DrafterVersion(offer.version, offer.path, offer.trained_on, sha256)
         self._events.add(
             "drafter_swapped",
             version=self.live.version,

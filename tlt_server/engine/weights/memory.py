@@ -5,7 +5,7 @@ trainers do that are restarted. Here the second changes nothing. Memory is relea
 a pause, or by a release before. Requests of a held server go back to the queue, with the tokens that they have.
 
     kv_cache     of target and drafter; emptied
-    weights      of target and drafter, and the two further copies of the drafter (engine/swap.py). The drafter's come
+    weights      of target and drafter, and the two further copies of the drafter (swap.py). The drafter's come
                  back as they were, out of the CPU's memory. The target's are anything until the trainer has sent them,
                  unless --enable-weights-cpu-backup keeps a copy of them too
     cuda_graph   with SGLANG_MEMORY_SAVER_CUDA_GRAPH=1; else graphs stay where they are, and nothing waits for them.
@@ -59,18 +59,14 @@ class MemoryOffload:
         Raises UpdateRefused: a tag that does not exist.
         Raises OutOfTurn: a request is running or waiting, and generation is not paused.
         """
-        if on and self._not_lent(tags):
+        if on and self._not_released(tags):
             self._require_rest()
         self._promised = on
         self._hold()
 
     def release(self, tags: Sequence[str] | None) -> None:
-        """Gives memory of these tags back to the card, all if there are none. A collective.
-
-        Raises UpdateRefused: a tag that does not exist.
-        Raises OutOfTurn: a request is running or waiting, and generation is not paused.
-        """
-        wanted = self._not_lent(tags)
+        """Gives memory of these tags back to the card, all if there are none. A collective. Raises as `promise`."""
+        wanted = self._not_released(tags)
         if not wanted:
             return
         self._require_rest()
@@ -84,9 +80,7 @@ class MemoryOffload:
 
     def take_back(self, tags: Sequence[str] | None) -> None:
         """Takes memory of these tags again, all that is released if there are none or only graphs stay. A collective.
-
-        Raises UpdateRefused: a tag that does not exist.
-        """
+        Raises UpdateRefused: a tag that does not exist."""
         wanted = [tag for tag in _checked(tags) if tag in self._router.offload_tags]
         if not wanted:
             return
@@ -110,7 +104,7 @@ class MemoryOffload:
         self._paused = False
         self._hold()
 
-    def _not_lent(self, tags: Sequence[str] | None) -> list[str]:
+    def _not_released(self, tags: Sequence[str] | None) -> list[str]:
         return [tag for tag in _checked(tags) if tag not in self._router.offload_tags]
 
     def _require_rest(self) -> None:
