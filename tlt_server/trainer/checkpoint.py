@@ -70,12 +70,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._begin(step, tensors, facts)
-
-    def _begin(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        is_copied = self._copy(tensors)
-        content = msgspec.json.encode(facts)
-        self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
+            is_copied, content = self._copy(tensors), msgspec.json.encode(facts)
+            self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
 
     def wait(self) -> None:
         """Until nothing is being written. Raises DiskFailed: the last checkpoint could not be written."""
@@ -116,25 +112,20 @@ class Checkpoints:
         whole = self._folder / f"step-{step:08}"
         partial = self._folder / f".{whole.name}"
         try:
-            self._write_to(partial, whole, tensors, facts, is_copied)
+            partial.mkdir()
+            is_copied()
+            save_file(tensors, partial / TENSORS)
+            _to_disk(partial / TENSORS)
+            (partial / MARKER).write_bytes(facts)
+            _to_disk(partial / MARKER)
+            partial.rename(whole)
+            _to_disk(self._folder)
+            for old in _steps(self._folder)[: -self._keep]:
+                (old / MARKER).unlink()  # first: a folder half removed is no checkpoint
+                shutil.rmtree(old)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise DiskFailed(f"checkpoint {whole} cannot be written ({error}): make room there") from error
-
-    def _write_to(
-        self, partial: Path, whole: Path, tensors: dict[str, Tensor], facts: bytes, is_copied: Callable[[], None]
-    ) -> None:
-        partial.mkdir()
-        is_copied()
-        save_file(tensors, partial / TENSORS)
-        _to_disk(partial / TENSORS)
-        (partial / MARKER).write_bytes(facts)
-        _to_disk(partial / MARKER)
-        partial.rename(whole)
-        _to_disk(self._folder)
-        for old in _steps(self._folder)[: -self._keep]:
-            (old / MARKER).unlink()  # first: a folder half removed is no checkpoint
-            shutil.rmtree(old)
 
 
 def _steps(folder: Path) -> list[Path]:

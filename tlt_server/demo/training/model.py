@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tlt_server.trainer.learn.network import Attend, EagleLayer, Rope, Rotation, norm
+from tlt_server.drafter.networks import Attend, EagleLayer, Rope, Rotation, norm
+from tlt_server.trainer.learn.attention import causal
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,6 @@ _NAMES = {
     "eps": "rms_norm_eps",
     "rope_theta": "rope_theta",
 }
-
-
-def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of each position to all up to it; query [B, heads, T, D], key and value [B, kv_heads, T, D]."""
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
 class Block(EagleLayer):

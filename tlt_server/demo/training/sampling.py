@@ -8,7 +8,7 @@ from torch import Tensor
 from tlt_server.demo.tokens import END_ID, PAD_ID
 from tlt_server.demo.training.corpus import Sequence, collate
 from tlt_server.demo.training.model import Target
-from tlt_server.trainer.learn.network import Attend
+from tlt_server.drafter.networks import Attend
 from tlt_server.trainer.learn.packing import Run
 
 # steps between two removals of finished sequences from the cache
@@ -89,10 +89,9 @@ def _sample(target: Target, prompts: list[list[int]], generator: torch.Generator
             alive = alive[running]
             if len(alive) == 0:
                 break
-    return [_trim(row, len(prompt)) for row, prompt in zip(tokens.cpu().numpy(), prompts, strict=True)]
-
-
-def _trim(row: np.ndarray, prompt_length: int) -> Sequence:
-    ends = np.flatnonzero(row[prompt_length:] == END_ID)
-    length = prompt_length + ends[0] + 1 if len(ends) else len(row)
-    return Sequence(row[:length].astype(np.int16), prompt_length)
+    found = []
+    for row, prompt in zip(tokens.cpu().numpy(), prompts, strict=True):
+        ends = np.flatnonzero(row[len(prompt) :] == END_ID)
+        length = len(prompt) + ends[0] + 1 if len(ends) else len(row)
+        found.append(Sequence(row[:length].astype(np.int16), len(prompt)))
+    return found

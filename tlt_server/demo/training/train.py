@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from tlt_server.config import DrafterKind
@@ -58,7 +57,8 @@ def main() -> None:
     save_tokenizer(tokenizer, args.out / "target", shape.context)
     target = load_target(args.out / "target").to(device)
     clock.lap("target")
-    rollouts = _roll_out(target, tokenizer, args.rollouts)
+    asked = [problem.prompt for problem in training_problems(args.rollouts, SEED + 1)]
+    rollouts = sample(target, [each.ids for each in tokenizer.encode_batch(asked)], SEED, MAX_ROLLOUT)
     clock.lap("rollouts")
     drafters: dict[str, Network] = {}
     for name in DRAFTERS:
@@ -110,12 +110,6 @@ def _train_target(shape: Shape, solutions: list[Sequence], args: argparse.Namesp
 
     optimise("target", target, loss, batches(solutions, args.batch_tokens, SEED), args.target_steps, peak_rate=2e-3)
     return target
-
-
-def _roll_out(target: Target, tokenizer: Tokenizer, count: int) -> list[Sequence]:
-    drawn = training_problems(count, SEED + 1)
-    prompts = [encoding.ids for encoding in tokenizer.encode_batch([problem.prompt for problem in drawn])]
-    return sample(target, prompts, SEED, MAX_ROLLOUT)
 
 
 def _train_drafter(name: str, target: Target, rollouts: list[Sequence], args: argparse.Namespace) -> Network:

@@ -31,7 +31,7 @@ class Replayed(NamedTuple):
         versions, length = self.status.versions, self.status.accept_length.recent
         drafter = versions.drafter.live.version if versions and versions.drafter else 0
         lately = f", accept length {length:.2f} lately" if length else ""
-        return f"{self.responses} responses, {self.tokens} tokens; drafter {drafter} in force{lately}"
+        return f"{self.responses} responses, {self.tokens} tokens; drafter {drafter} active{lately}"
 
 
 def read(path: Path) -> list[str | tuple[int, ...]]:

@@ -47,6 +47,10 @@ class PackLayout(Struct, frozen=True):
     tensors: tuple[Layout, ...]
     bounds: tuple[tuple[int, int], ...]
 
+    @classmethod
+    def of(cls, pack: Pack) -> Self:
+        return cls(tuple(Layout.of(getattr(pack, name)) for name in TENSORS), pack.bounds)
+
 
 class Join(Struct, frozen=True, tag=True):
     """Leader -> helper, first of all. config: of the drafter."""
@@ -144,7 +148,9 @@ class Team:
         self._helping = []
         for rank, share in zip(helpers, others, strict=True):
             if share:
-                order = Learn(chains, frozen.version, self._missing(rank, frozen), _layouts(share))
+                has_frozen = self._versions.get(rank) == frozen.version
+                missing = () if has_frozen else (Layout.of(frozen.embedding), Layout.of(frozen.head))
+                order = Learn(chains, frozen.version, missing, tuple(map(PackLayout.of, share)))
                 self._send(rank, order, share, network, frozen)
         return mine
 
@@ -158,11 +164,6 @@ class Team:
         for pack in packs:
             line.send(getattr(pack, name) for name in TENSORS)
         self._helping.append(line)
-
-    def _missing(self, rank: int, frozen: Frozen) -> tuple[Layout, ...]:
-        if self._versions.get(rank) == frozen.version:
-            return ()
-        return Layout.of(frozen.embedding), Layout.of(frozen.head)
 
     def gather(self, network: Network) -> Tensor:
         """Adds the others' gradients; gives the sum of their losses."""
@@ -199,10 +200,6 @@ def spread(packs: Sequence[Pack], parts: int) -> list[list[Pack]]:
         shares[part].append(pack)
         rows[part] += len(pack.tokens)
     return shares
-
-
-def _layouts(packs: Sequence[Pack]) -> tuple[PackLayout, ...]:
-    return tuple(PackLayout(tuple(Layout.of(getattr(pack, name)) for name in TENSORS), pack.bounds) for pack in packs)
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ MOST_VERSION = 1 << 53
 """As messages hold them."""
 
 KEPT = 4
-"""The one in force, the one before it, which may come back, and two on their way."""
+"""The active one, the one before it, which may come back, and two on their way."""
 
 
 class Edition(NamedTuple):
