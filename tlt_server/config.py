@@ -226,7 +226,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def begins_untrained(self) -> bool:
-        """Whether the drafter of the start has learnt nothing: no step may draft until another is in force."""
+        """Whether the drafter of the start has learnt nothing: no step may draft until another is active."""
         return self.drafter == AUTO and self.speculation
 
     @property

@@ -269,12 +269,9 @@ def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]
 
 def count_ignored(name: str) -> None:
     """Counts a request with a field that was ignored."""
-    known = _names()
-    name = name if name in known or len(known) < MAX_NAMES else "other"
-    known.add(name)
+    name = name if name in _ignored or len(_ignored) < MAX_NAMES else "other"
+    _ignored.add(name)
     _at(IGNORED_FIELDS, name).inc()
 
 
-@cache
-def _names() -> set[str]:
-    return set()
+_ignored: set[str] = set()

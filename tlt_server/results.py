@@ -73,14 +73,11 @@ def read(path: Path) -> Result:
 
 def describe_machine() -> str:
     """Cores, memory and GPUs of this machine, in words."""
-    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return f"{platform.machine()}, {os.cpu_count()} cores, {gigabytes:.0f} GB" + "".join(f", {gpu}" for gpu in _gpus())
-
-
-def _gpus() -> list[str]:
     import torch
 
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gpus = (torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return ", ".join([platform.machine(), f"{os.cpu_count()} cores", f"{gigabytes:.0f} GB", *gpus])
 
 
 def _installed() -> list[tuple[str, str]]:

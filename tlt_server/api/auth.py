@@ -33,14 +33,11 @@ class Authorization:
         self._keys = Keys.from_environment() if keys is None else keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and not self._allowed(scope):
+        key = needed(self._routes, scope, self._keys) if scope["type"] in ("http", "websocket") else None
+        if key is not None and not hmac.compare_digest(_shown(scope), key.encode()):
             await _refuse(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        key = needed(self._routes, scope, self._keys)
-        return key is None or hmac.compare_digest(_shown(scope), key.encode())
 
 
 def needed(routes: FastAPI, scope: Scope, keys: Keys) -> str | None:

@@ -258,6 +258,7 @@ class Service:
             target=parts.servers.targets.newest,
             frozen=parts.trainer.frozen.version,
             published=self._edition.version if self._edition else 0,
+            active=parts.servers.drafter,
             in_force=parts.servers.drafter,
             candidate=verdict.candidate if verdict else None,
             live=verdict.live if verdict else None,

@@ -24,17 +24,14 @@ def add_versions_to_meta_info(meta_info: dict[str, Any], state: Any) -> None:
     meta_info.pop(KEY, None)
     stamps: list[Stamp] = [stamp for stamp in new if stamp is not None]
     spans: dict[str, list[Span]] = state.__dict__.setdefault("version_spans", {KEY: [], "drafter_versions": []})
-    _extend(spans[KEY], (_target(stamp) for stamp in stamps))
-    _extend(spans["drafter_versions"], (_drafter(stamp) for stamp in stamps if stamp.drafter_version is not None))
+    of_target = (
+        {"version": stamp.weight_version, "target_version": stamp.target_version, "partial": stamp.partial}
+        for stamp in stamps
+    )
+    _extend(spans[KEY], of_target)
+    drafters = (stamp.drafter_version for stamp in stamps)
+    _extend(spans["drafter_versions"], ({"version": each} for each in drafters if each is not None))
     meta_info |= {key: [dict(span) for span in found] for key, found in spans.items() if found}
-
-
-def _target(stamp: Stamp) -> Span:
-    return {"version": stamp.weight_version, "target_version": stamp.target_version, "partial": stamp.partial}
-
-
-def _drafter(stamp: Stamp) -> Span:
-    return {"version": stamp.drafter_version}
 
 
 def _extend(spans: list[Span], values: Iterable[Span]) -> None:

@@ -4,7 +4,6 @@ The live tensors keep their storages, so CUDA graphs that were captured over the
 with the target (the embedding, for EAGLE the head too) is no part of any of the three: it cannot be written here.
 """
 
-import json
 import math
 import threading
 from collections.abc import Mapping
@@ -126,15 +125,13 @@ class DrafterWeights:
 
     def _check_config(self, path: Path) -> None:
         try:
-            config = json.loads(files.read(path))
+            config = files.read_object(path)
         except FileNotFoundError:
             return  # then the names and shapes speak for it
         except OSError as error:
             raise UpdateRefused(f"{path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise UpdateRefused(f"{path}: not JSON ({error})") from error
-        if not isinstance(config, dict):
-            raise UpdateRefused(f"{path}: not a JSON object")
+        except ValueError as error:
+            raise UpdateRefused(f"{path}: {error}") from error
         for key in ARCHITECTURE:
             ours, theirs = self._config.get(key), config.get(key)
             if None not in (ours, theirs) and ours != theirs:
