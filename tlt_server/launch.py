@@ -143,10 +143,8 @@ def parse(argv: Sequence[str]) -> "ServerArgs":
 
 
 def take_keys(server_args: "ServerArgs", keys: Keys, argv: Sequence[str]) -> Keys:
-    """The keys that clients must show, those of SGLang's config file among them; SGLang is left a mask of each.
-
-    Raises ConfigError: a key is said twice, or others may read the config file that it is in.
-    """
+    """The keys that clients must show, those of SGLang's config file among them; SGLang is left a mask of each. Raises
+    ConfigError: a key is said twice, or others may read the config file that it is in."""
     told = Keys(server_args.api_key, server_args.admin_api_key)
     for path in _values(argv, "--config"):
         if any(told):

@@ -149,10 +149,8 @@ def _at(metric: Named, *labels: str) -> Any:
 
 
 class SpecCounts(NamedTuple):
-    """What speculation has done since the server started.
-
-    accepted_per_position[k] counts the verify passes whose draft was accepted beyond depth k.
-    """
+    """What speculation has done since the server started. accepted_per_position[k] counts the verify passes whose draft
+    was accepted beyond depth k."""
 
     drafts: int
     draft_tokens: int

@@ -125,10 +125,8 @@ FEATURES: Sequence[Feature] = (
 
 
 def require_supported(args: Args) -> None:
-    """Refuses a server whose settings combine speculation with what does not work with it.
-
-    Raises UnsupportedError: names every such feature, its reason and its flag.
-    """
+    """Refuses a server whose settings combine speculation with what does not work with it. Raises UnsupportedError:
+    names every such feature, its reason and its flag."""
     if args.speculative_algorithm is None:
         return
     refused = [f"{f.name} ({f.flags}): {f.refusal}" for f in FEATURES if f.refusal and f.used(args)]

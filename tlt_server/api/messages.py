@@ -16,10 +16,8 @@ OPAQUE = ("time_stats", "mm_inputs", "mm_data_mooncake")
 
 
 def sendable(manager: Any, message: Any) -> Any:
-    """The message, once each value is known to be of its field's type: one that is not would end a scheduler.
-
-    Raises ValueError: a request's value has no place in its field; upstream answers with status 400.
-    """
+    """The message, once each value is known to be of its field's type: one that is not would end a scheduler. Raises
+    ValueError: a request's value has no place in its field; upstream answers with status 400."""
     replicas = manager.server_args.dp_size
     for each in message if isinstance(message, BATCHES) else (message,) if isinstance(message, REQUESTS) else ():
         plain = msgspec.structs.replace(each, **{name: None for name in OPAQUE if hasattr(each, name)})

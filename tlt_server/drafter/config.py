@@ -91,10 +91,8 @@ class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
 
 
 def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
-    """What a drafter needs to know of a target's config.json; `where` names it in the error.
-
-    Raises ConfigError: a target that no drafter can be made for, or a key that is missing or ill-typed.
-    """
+    """What a drafter needs to know of a target's config.json; `where` names it in the error. Raises ConfigError: a
+    target that no drafter can be made for, or a key that is missing or ill-typed."""
     model_type, architectures = str(raw.get("model_type")), raw.get("architectures") or []
     family = FAMILIES.get(model_type)
     if family is None or family.architecture not in architectures:
@@ -112,9 +110,7 @@ def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
 
 def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | None = None) -> DrafterConfig:
     """The config of a drafter with one layer of the target's sizes. draft_vocab: tokens that it can propose; None: all.
-
-    Raises ConfigError: a vocabulary that cannot be, or too shallow a target.
-    """
+    Raises ConfigError: a vocabulary that cannot be, or too shallow a target."""
     if draft_vocab is not None:
         _check_vocab(target, kind, draft_vocab)
     common = {name: getattr(target, name) for name in ModelConfig.__struct_fields__}

@@ -19,10 +19,8 @@ SPREAD = 0.02
 
 
 def initial_weights(config: DrafterConfig, seed: int) -> dict[str, Tensor]:
-    """Ones for norms, zeros for biases, normal numbers for matrices; the same for the same seed.
-
-    EAGLE's `fc` has the identity on the target's state added: the layer learns how the next state differs.
-    """
+    """Ones for norms, zeros for biases, normal numbers for matrices; the same for the same seed. EAGLE's `fc` has the
+    identity on the target's state added: the layer learns how the next state differs."""
     generator, dtype = torch.Generator().manual_seed(seed), getattr(torch, config.dtype)
     sizes = {name: each for name, each in msgspec.to_builtins(config).items() if not name.startswith("rope_")}
     with torch.device("meta"):

@@ -58,9 +58,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 def _slowed(frequencies: Tensor, given: Mapping[str, Any]) -> Tensor:
     """Llama 3.1's: waves longer than the old context turn `factor` times slower, short ones as before, a ramp between.
-
-    Source: https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py (`apply_scaling`).
-    """
+    Source: https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py (`apply_scaling`)."""
     turns = given["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = given["low_freq_factor"], given["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clamp(0, 1)

@@ -35,9 +35,7 @@ def build_fork(
     release: Release = SGLANG,
 ) -> Built:
     """Make the fork's wheel for `python` ("3.11"; the running one) in `out`, of a local pristine `wheel` or a download.
-
-    Raises ForkError or PatchError, and then leaves nothing behind.
-    """
+    Raises ForkError or PatchError, and then leaves nothing behind."""
     require_host(Host.here())
     python = python or this_python()
     require_python(python)

@@ -23,9 +23,7 @@ from tlt_server.fork.status import Verdict, check
 
 def install_fork(extra: str | None = None, python: Path | None = None, pristine: Path | None = None) -> bool:
     """Build the fork for an interpreter, by default the running one, of a local `pristine` wheel, and install it there.
-
-    Returns False, without building, where it is complete already. Raises what `build_fork` and `install` raise.
-    """
+    Returns False, without building, where it is complete already. Raises what `build_fork` and `install` raise."""
     require_host(Host.here())
     environment = Environment.of(python or Path(sys.executable))
     require_python(environment.python)

@@ -62,11 +62,8 @@ CORE = (
 
 
 def fork_version(series: Series) -> str:
-    """`0.5.17+tlt.<hash>`, the hash naming this series and these requirements.
-
-    The hash is nine hex digits of a sha256 that begin with a letter: installers drop the leading zeros of a part that
-    has digits only.
-    """
+    """`0.5.17+tlt.<hash>`, the hash naming this series and these requirements. The hash is nine hex digits of a sha256
+    that begin with a letter: installers drop the leading zeros of a part that has digits only."""
     digest = hashlib.sha256(repr((FORMAT, CORE)).encode())
     for patch in series.patches:
         digest.update(f"\0{patch.name}\0{len(patch.content)}\0".encode() + patch.content)

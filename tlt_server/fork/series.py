@@ -59,10 +59,8 @@ def sha256(content: bytes) -> str:
 
 
 def load_series(root: Path | None = None) -> Series:
-    """Read the series under `root`, by default ours.
-
-    Raises PatchError for a patch that is listed twice or not there, and for any file that the series does not explain.
-    """
+    """Read the series under `root`, by default ours. Raises PatchError for a patch that is listed twice or not there,
+    and for any file that the series does not explain."""
     root = root or patches_dir()
     names = _listed(root / SERIES)
     for name in names:

@@ -35,10 +35,8 @@ class Saved(NamedTuple):
 
 
 def newest(folder: Path) -> Saved | None:
-    """The last checkpoint in a folder that is whole, or None; whoever else writes there.
-
-    Raises ConfigError: it is damaged.
-    """
+    """The last checkpoint in a folder that is whole, or None; whoever else writes there. Raises ConfigError: it is
+    damaged."""
     if not (steps := _steps(folder)):
         return None
     try:
@@ -91,10 +89,8 @@ class Checkpoints:
         return newest(self._folder)
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
-        """Into host memory that stays, pinned where it is a GPU's; the copy is made when the result returns.
-
-        What comes later on the GPU's stream comes after the copy, so training need not wait for it.
-        """
+        """Into host memory that stays, pinned where it is a GPU's; the copy is made when the result returns. What comes
+        later on the GPU's stream comes after the copy, so training need not wait for it."""
         if tensors.keys() != self._host.keys():
             self._host = {
                 name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

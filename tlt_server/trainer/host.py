@@ -19,10 +19,8 @@ NAME = "trainer.lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder, and keeps others out while the context lasts.
-
-    Raises ConfigError: it cannot be made, or another trainer runs in it.
-    """
+    """Makes the folder, and keeps others out while the context lasts. Raises ConfigError: it cannot be made, or another
+    trainer runs in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)

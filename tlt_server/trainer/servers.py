@@ -68,10 +68,8 @@ class Servers:
         return max((server.drafter for server in self._servers.values()), default=0)
 
     def is_on_its_way(self, version: int) -> bool:
-        """Whether a drafter that was published is active nowhere yet, nor refused, nor rolled back.
-
-        The first server to say so counts, lest a slow one hold up the others; one that is silent does not.
-        """
+        """Whether a drafter that was published is active nowhere yet, nor refused, nor rolled back. The first server to
+        say so counts, lest a slow one hold up the others; one that is silent does not."""
         now = self._clock()
         return not any(server.has_settled(version, now) for server in self._present().values())
 

@@ -88,11 +88,8 @@ class Service:
         self.status = self._status()
 
     def run(self) -> None:
-        """Until it is told to end; saves what it has learnt then.
-
-        Raises ConfigError: the drafter that was published last is damaged.
-        Raises RankLost: another process of this trainer is gone.
-        """
+        """Until it is told to end; saves what it has learnt then. Raises ConfigError: the drafter that was published
+        last is damaged. Raises RankLost: another process of this trainer is gone."""
         if self._edition is not None:
             self._send(self._edition)
         while not self._is_over():

@@ -146,10 +146,8 @@ def _app(read: Callable[[], Status]) -> FastAPI:
 
 @contextlib.contextmanager
 def shown(host: str, port: int, read: Callable[[], Status]) -> Iterator[str]:
-    """Shows what `read` returns, called in other threads, while the context lasts; gives the URL.
-
-    Raises ConfigError: the port cannot be had.
-    """
+    """Shows what `read` returns, called in other threads, while the context lasts; gives the URL. Raises ConfigError:
+    the port cannot be had."""
     try:
         listening = socket.create_server((host, port))
     except OSError as error:

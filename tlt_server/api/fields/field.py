@@ -132,10 +132,8 @@ class Table:
         self._kind = msgspec.defstruct(name, kinds, kw_only=True)
 
     def accept(self, given: Body, server: Server, at: str = "") -> tuple[Body, list[str]]:
-        """What of a request is passed on, and the names of what is ignored.
-
-        Raises BadRequest: what cannot be served; the message begins with the field's name.
-        """
+        """What of a request is passed on, and the names of what is ignored. Raises BadRequest: what cannot be served;
+        the message begins with the field's name."""
         accepted, ignored = {}, []
         for name, value in given.items():
             field = self.fields.get(name)

@@ -103,10 +103,8 @@ class Gate:
 
 
 def require_fit(path: str, body: bytes) -> None:
-    """Of a control route. An empty body, and one of our own routes, is left to the route.
-
-    Raises BadRequest: what is wrong with the body, in a line.
-    """
+    """Of a control route. An empty body, and one of our own routes, is left to the route. Raises BadRequest: what is
+    wrong with the body, in a line."""
     if not body or path not in BODIES:
         return
     try:

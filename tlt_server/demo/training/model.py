@@ -95,10 +95,8 @@ class Target(nn.Module):
     def forward(
         self, tokens: Tensor, rope: Rotation, attends: list[Attend] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """tokens [B, T] -> final hidden states after the norm [B, T, H], and what each layer put out.
-
-        `attends` has one attention per layer, for a cache; without it each position sees those before it in `tokens`.
-        """
+        """tokens [B, T] -> final hidden states after the norm [B, T, H], and what each layer put out. `attends` has one
+        attention per layer, for a cache; without it each position sees those before it in `tokens`."""
         x = self.model.embed_tokens(tokens)
         outputs = []
         for layer, attend in zip(self.model.layers, attends or [causal] * self.shape.layers, strict=True):

@@ -31,10 +31,8 @@ from tlt_server.engine.graphs.workspace import trim
 
 
 class PlainSteps:
-    """The plain decode steps of an EAGLE worker whose pools and attention backends are ready.
-
-    Its model runner is a copy: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own.
-    """
+    """The plain decode steps of an EAGLE worker whose pools and attention backends are ready. Its model runner is a
+    copy: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -153,19 +151,14 @@ def is_unfiltered(info: Any) -> bool:
 
 
 def race(logits: torch.Tensor) -> torch.Tensor:
-    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32.
-
-    The greatest of logits with Gumbel noise, which is the negative logarithm of exponential noise.
-    """
+    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32. The greatest of logits with Gumbel
+    noise, which is the negative logarithm of exponential noise."""
     return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1).to(torch.int32)
 
 
 def leave_out(pool: Any, places: torch.Tensor) -> None:
-    """Zeroes keys and values at `places`, [bs] int64, of all layers of a pool.
-
-    By `index_fill_`: assigning a number by index copies it to the GPU, and waits until it is there, which is after the
-    pass before.
-    """
+    """Zeroes keys and values at `places`, [bs] int64, of all layers of a pool. By `index_fill_`: assigning a number by
+    index copies it to the GPU, and waits until it is there, which is after the pass before."""
     for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
         pool.get_key_buffer(layer).index_fill_(0, places, 0)
         pool.get_value_buffer(layer).index_fill_(0, places, 0)

@@ -116,11 +116,8 @@ class Sharing:
         self._under_way: _UnderWay | None = None
 
     def share(self, path: str) -> SharedTarget | None:
-        """Begins to write a folder or, asked again, says what it holds; None until it is whole. A collective.
-
-        Raises OutOfTurn: the target is being written, or was meanwhile.
-        Raises UpdateRefused: the folder cannot be written.
-        """
+        """Begins to write a folder or, asked again, says what it holds; None until it is whole. A collective. Raises
+        OutOfTurn: the target is being written, or was meanwhile. Raises UpdateRefused: the folder cannot be written."""
         if self._under_way is None or self._under_way.path != path:
             self._begin(path)
             return None
@@ -169,10 +166,8 @@ def sharing_of(scheduler: Any, publications: Publications) -> Sharing | None:
 
 
 def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Asked of a model only when they are to be shared: not every class of SGLang's can say.
-
-    Raises UpdateRefused: this one cannot.
-    """
+    """Asked of a model only when they are to be shared: not every class of SGLang's can say. Raises UpdateRefused: this
+    one cannot."""
     if not hasattr(model, "get_embed_and_head"):
         raise UpdateRefused(f"SGLang's {type(model).__name__} does not give its embedding and head away")
     embedding, head = model.get_embed_and_head()
@@ -181,9 +176,7 @@ def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _mark(tensor: torch.Tensor) -> torch.Tensor:
     """What tells a tensor [V, H] from another one: the sum of each row's bits as whole numbers, [V] int64 on the CPU.
-
-    Two that differ in many rows, as those of an RL step do, are never alike.
-    """
+    Two that differ in many rows, as those of an RL step do, are never alike."""
     bits = tensor.detach().view(_BITS[tensor.element_size()])
     return torch.cat([rows.sum(-1, dtype=torch.int64) for rows in bits.split(ROWS)]).cpu()
 

@@ -92,10 +92,8 @@ class Tapped:
 
 
 class Tap:
-    """Of one replica; in the process of its first rank alone, as all ranks have the same states.
-
-    The methods are called by the scheduler's thread, in the order of a step's life.
-    """
+    """Of one replica; in the process of its first rank alone, as all ranks have the same states. The methods are called
+    by the scheduler's thread, in the order of a step's life."""
 
     def __init__(self, quota: Quota, pinned: PinnedMemory, sender: Sender) -> None:
         self._quota, self._pinned, self._sender = quota, pinned, sender

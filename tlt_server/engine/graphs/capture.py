@@ -188,10 +188,8 @@ class Graphs:
 
     @contextmanager
     def _settings(self, kind: str, arm: Arm, verified: int | None = None) -> Iterator[None]:
-        """Within, SGLang's settings are those of a server with this arm alone.
-
-        Graphs are of the sizes of that arm, of those that share the pass, that has most.
-        """
+        """Within, SGLang's settings are those of a server with this arm alone. Graphs are of the sizes of that arm, of
+        those that share the pass, that has most."""
         from sglang.srt.runtime_context import get_spec
 
         sizes = max((self.sizes.get(each, ()) for each in self.sharing(kind, arm)), key=len)

@@ -85,10 +85,8 @@ class ByLength:
 
 
 class DraftSteps:
-    """Stands in for the method `init_forward_metadata_out_graph` of SGLang's draft backend.
-
-    In pass i a branch sees its request's tokens and i + 1 of its own.
-    """
+    """Stands in for the method `init_forward_metadata_out_graph` of SGLang's draft backend. In pass i a branch sees its
+    request's tokens and i + 1 of its own."""
 
     def __init__(self, attention: Any) -> None:
         self._attention, self._upstream = attention, attention.init_forward_metadata_out_graph

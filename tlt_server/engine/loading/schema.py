@@ -43,11 +43,8 @@ Schema = Mapping[str, Spec]
 
 
 def not_finite(tensors: Iterable[NamedTensor], dtype: torch.dtype | None = None) -> list[str]:
-    """The names of those that hold NaN or infinity, once they are cast to `dtype`.
-
-    By the extremes, of which NaN would be one: that takes one pass over memory, no more of it, and one wait for the
-    device.
-    """
+    """The names of those that hold NaN or infinity, once they are cast to `dtype`. By the extremes, of which NaN would
+    be one: that takes one pass over memory, no more of it, and one wait for the device."""
     floats = [(name, tensor) for name, tensor in tensors if tensor.dtype in FLOATS and tensor.numel()]
     found = []
     for device in {tensor.device for _, tensor in floats}:

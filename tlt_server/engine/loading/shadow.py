@@ -93,10 +93,8 @@ class _Writes(TorchDispatchMode):
 
 
 class DryRun:
-    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory.
-
-    A model of which none can be made serves as well.
-    """
+    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory. A model of which
+    none can be made serves as well."""
 
     def __init__(self, model: Any) -> None:
         self._shadow: Any = None
@@ -116,10 +114,8 @@ class DryRun:
         return found
 
     def each_takes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, set[Region]]:
-        """As `takes`, of many in one load, which costs a model of many parameters far less.
-
-        Raises RuntimeError: the model's loading code does not take one after the other.
-        """
+        """As `takes`, of many in one load, which costs a model of many parameters far less. Raises RuntimeError: the
+        model's loading code does not take one after the other."""
         shadow = self._there()
         found: dict[str, set[Region]] = {}
         with torch.no_grad(), _Writes() as writes:

@@ -73,10 +73,8 @@ class TensorFile:
         return self._hash.hexdigest()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors by name, views of the bytes.
-
-        Raises UpdateRefused: it is not a whole safetensors file of plain dtypes.
-        """
+        """The tensors by name, views of the bytes. Raises UpdateRefused: it is not a whole safetensors file of plain
+        dtypes."""
         try:
             head = header.length(self._bytes[:8].numpy().tobytes(), len(self._bytes))
             data = self._bytes[8 + head :]

@@ -47,10 +47,8 @@ def flush_under_load(scheduler: Any, *, empty_cache: bool) -> None:
 
 
 def queue_what_ends(scheduler: Any, abort: AbortReq) -> None:
-    """Puts the requests that are to be aborted in the queue, where upstream ends them at once.
-
-    Running ones it would let run one more step, those whose grammar is being compiled a prefill.
-    """
+    """Puts the requests that are to be aborted in the queue, where upstream ends them at once. Running ones it would
+    let run one more step, those whose grammar is being compiled a prefill."""
     batches = (scheduler.running_batch, scheduler.last_batch)
     if any(names(abort, req) for batch in batches if batch is not None for req in batch.reqs):
         scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))

@@ -96,10 +96,8 @@ class Admission:
             self._update = None
 
     def admit(self, tensors: Iterable[NamedTensor], misfit: Callable[[str, Any], str | None]) -> list[NamedTensor]:
-        """The tensors, all read, once every rank finds that they fit.
-
-        Raises UpdateRefused: on every rank, where one does not fit on any.
-        """
+        """The tensors, all read, once every rank finds that they fit. Raises UpdateRefused: on every rank, where one
+        does not fit on any."""
         assert self._update is not None
         self._update.raise_if_over()
         items = list(tensors)

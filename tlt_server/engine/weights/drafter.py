@@ -119,10 +119,8 @@ class Drafter:
         return True
 
     def roll_back(self, why: str) -> None:
-        """Makes the drafter active that was before.
-
-        Raises OutOfTurn: there is none, or the last one was brought back already.
-        """
+        """Makes the drafter active that was before. Raises OutOfTurn: there is none, or the last one was brought back
+        already."""
         if self.previous is None:
             raise OutOfTurn("there is no drafter to go back to")
         with self._between_steps():

@@ -46,10 +46,8 @@ Load = Callable[[Any], Outcome | None]
 
 
 class WeightRouter(SchedulerWeightUpdaterManager):
-    """Upstream's weight updater, in each scheduler process; the scheduler calls its methods between two steps.
-
-    An exception in one of them would end the server, so each answers `success=False` and the reason instead.
-    """
+    """Upstream's weight updater, in each scheduler process; the scheduler calls its methods between two steps. An
+    exception in one of them would end the server, so each answers `success=False` and the reason instead."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)

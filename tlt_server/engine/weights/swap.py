@@ -40,10 +40,8 @@ ARCHITECTURE = (
 
 
 class DrafterWeights:
-    """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target.
-
-    One thread at a time may call `stage`; `flip` and `flip_back` belong between two steps.
-    """
+    """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target. One thread at
+    a time may call `stage`; `flip` and `flip_back` belong between two steps."""
 
     def __init__(self, draft_worker: Any) -> None:
         runner = draft_worker.draft_runner

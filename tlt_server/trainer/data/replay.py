@@ -35,10 +35,8 @@ class Replayed(NamedTuple):
 
 
 def read(path: Path) -> list[str | tuple[int, ...]]:
-    """The prompts of a file with a JSON object a line.
-
-    Raises ConfigError: it cannot be read, a line is no such object, or there is none.
-    """
+    """The prompts of a file with a JSON object a line. Raises ConfigError: it cannot be read, a line is no such object,
+    or there is none."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -59,10 +57,8 @@ def _prompt(line: bytes, where: str) -> str | tuple[int, ...]:
 def replay(
     url: str, prompts: Sequence[str | tuple[int, ...]], responses: int, params: SamplingParams, at_once: int
 ) -> Iterator[Replayed]:
-    """Samples `responses` to each prompt, `at_once` in flight, and says now and then how far it is.
-
-    Raises ServerFailed: the server cannot be reached, has no trainer, or did not answer.
-    """
+    """Samples `responses` to each prompt, `at_once` in flight, and says now and then how far it is. Raises
+    ServerFailed: the server cannot be reached, has no trainer, or did not answer."""
     wanted = [prompt for prompt in prompts for _ in range(responses)]
     tokens, done = 0, 0
     try:

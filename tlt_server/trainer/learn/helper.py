@@ -15,10 +15,8 @@ from tlt_server.trainer.learn.team import TENSORS, End, Free, Join, Learn, Line,
 
 
 def assist(leader: Line, objective_of: Callable[[Mapping[str, Any]], Objective]) -> None:
-    """Until the leader says that training is over. objective_of: what a drafter with this config learns by.
-
-    Raises RankLost: the leader is gone.
-    """
+    """Until the leader says that training is over. objective_of: what a drafter with this config learns by. Raises
+    RankLost: the leader is gone."""
     helper: Helper | None = None
     while not isinstance(order := leader.hear(), End):
         match order:

@@ -54,10 +54,8 @@ class Metrics:
 
 
 def learn(network: Network, frozen: Frozen, objective: Objective, packs: Sequence[Pack], chains: int) -> Tensor:
-    """Adds the gradients of `packs` to those of the weights; gives the loss, a scalar in float32.
-
-    Each pack counts by its share of `chains`, those of the whole training step.
-    """
+    """Adds the gradients of `packs` to those of the weights; gives the loss, a scalar in float32. Each pack counts by
+    its share of `chains`, those of the whole training step."""
     device = next(network.parameters()).device
     total = torch.zeros((), device=device)
     for pack in packs:
@@ -114,10 +112,8 @@ class Trainer:
         self.frozen = Frozen(embedding, head, self.frozen.version)
 
     def step(self, packs: Sequence[Pack]) -> Metrics:
-        """One step over all entries of `packs`, by all who are present in the team.
-
-        Raises RankLost: one of them is gone.
-        """
+        """One step over all entries of `packs`, by all who are present in the team. Raises RankLost: one of them is
+        gone."""
         total, chains = self.gradients(packs)
         norm = nn.utils.clip_grad_norm_(self._named.values(), self.settings.clip).item()
         finite = norm < float("inf")

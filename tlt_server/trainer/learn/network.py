@@ -19,10 +19,8 @@ _UNKNOWN = ("bias", "fc_norm", "use_aux_norm", "norm_before_fc", "norm_output", 
 
 
 def network(config: Mapping[str, Any]) -> Network:
-    """The network of a drafter's config.json, its weights not yet set.
-
-    Raises ConfigError: not a drafter that can be trained.
-    """
+    """The network of a drafter's config.json, its weights not yet set. Raises ConfigError: not a drafter that can be
+    trained."""
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in NETWORKS:
         raise ConfigError(f"architecture {architecture}: no drafter that can be trained; {', '.join(NETWORKS)} can")

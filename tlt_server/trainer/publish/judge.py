@@ -28,10 +28,8 @@ class Verdict(NamedTuple):
 
 
 def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[float, Network]:
-    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that.
-
-    Raises ValueError: no run is long enough to judge by.
-    """
+    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that. Raises
+    ValueError: no run is long enough to judge by."""
     both = (trainer.average, trainer.network)
     judged = [accept_length(each, trainer.frozen, packs, gate.depth, gate.temperature) for each in both]
     return max(zip(judged, both, strict=True), key=itemgetter(0))
