@@ -16,14 +16,10 @@ if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is
 
 
 class Named(NamedTuple):
-    """A metric.
+    """A metric, without Prometheus' `_total` in its name.
 
-    name: without Prometheus' `_total`.
-    help: as a scrape shows it.
-    labels: their names.
-    alias: another name for the same count: vLLM's, which dashboards know.
-    known: values of its one label that are shown from the start: a counter that appears later shows no increase.
-    buckets: of a histogram.
+    alias: another name for the same count: vLLM's, which dashboards know. known: values of its one label that are shown
+    from the start: a counter that appears later shows no increase. buckets: of a histogram.
     """
 
     name: str

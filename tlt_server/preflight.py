@@ -102,10 +102,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
-    """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it.
-
-    keyed: clients must show a key.
-    """
+    """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it."""
     open_to = [] if insecure else [fault for fault, there in _openings(settings, keyed=keyed) if there]
     if open_to:
         raise ConfigError(f"{'; '.join(open_to)}. On a network that you trust with all of this machine: --insecure")

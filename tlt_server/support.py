@@ -14,13 +14,8 @@ Args = Any  # upstream's ServerArgs: this module imports nothing of SGLang's
 
 
 class Feature(NamedTuple):
-    """A row of the matrix.
-
-    name: as docs/support.md prints it.
-    flags: SGLang's flags that turn it on.
-    used: whether a server's settings use it.
-    refusal: why it is refused with speculation; None where it works.
-    """
+    """A row of the matrix. flags: SGLang's, that turn it on. used: whether a server's settings use it. refusal: why it
+    is refused with speculation; None where it works."""
 
     name: str
     flags: str

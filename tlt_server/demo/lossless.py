@@ -22,8 +22,7 @@ REST: Tokens = ()
 def enumerate_law(next_probs: NextProbs, prompt: Tokens, length: int, rarest: float) -> dict[Tokens, float]:
     """The law of the first `length` tokens after a prompt.
 
-    next_probs: the target, its temperature and filters applied.
-    rarest: continuations less probable than this are not followed.
+    next_probs: the target, its temperature and filters applied. rarest: continuations less probable are not followed.
     Returns probability by continuation; what is missing from one stands under `REST`.
     """
     law: dict[Tokens, float] = {(): 1.0}

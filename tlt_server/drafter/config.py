@@ -51,15 +51,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_parameters: dict[str, Any] | UnsetType = UNSET
     dtype: Literal["bfloat16", "float16", "float32"] = "float32"
 
-    @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """Features of a head, D."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
 
 class EagleConfig(msgspec.Struct, frozen=True):
     """EAGLE-3's own part: the target's layers whose outputs the drafter reads, counted from 0."""
@@ -80,11 +71,6 @@ class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
     @property
     def kind(self) -> DrafterKind:
         return DrafterKind.EAGLE3 if self.architectures[0] == EAGLE3 else DrafterKind.EAGLE
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs the drafter reads side by side; none for EAGLE."""
-        return self.eagle_config.eagle_aux_hidden_state_layer_ids if self.eagle_config else ()
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
@@ -114,7 +100,11 @@ def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | No
     if draft_vocab is not None:
         _check_vocab(target, kind, draft_vocab)
     common = {name: getattr(target, name) for name in ModelConfig.__struct_fields__}
-    common |= {"num_hidden_layers": 1, "num_key_value_heads": target.kv_heads, "head_dim": target.head_size}
+    common |= {
+        "num_hidden_layers": 1,
+        "num_key_value_heads": target.num_key_value_heads or target.num_attention_heads,
+        "head_dim": target.head_dim or target.hidden_size // target.num_attention_heads,
+    }
     if kind is DrafterKind.EAGLE:
         family = FAMILIES[target.model_type]
         return DrafterConfig(**common | {"architectures": (family.eagle,), "model_type": family.eagle_model_type})

@@ -24,12 +24,8 @@ from tlt_server.errors import ConfigError
 
 
 class Rope:
-    """Cosines and sines of positions.
-
-    config: of the drafter; either transformers' `rope_parameters`, or `rope_theta` and `rope_scaling`.
-    head_dim: width of a head.
-    Raises ConfigError: a kind of scaling other than Llama 3.1's.
-    """
+    """Cosines and sines of positions, by a config's `rope_parameters`, or its `rope_theta` and `rope_scaling`. Raises
+    ConfigError: a kind of scaling other than Llama 3.1's."""
 
     def __init__(self, config: Mapping[str, Any], head_dim: int) -> None:
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -30,9 +30,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 class Workers:
     """Which ranks may train; the control link's thread tells it what it hears, the training thread asks.
 
-    devices: of each rank.
-    overdue: called in the control link's thread with a rank that has not given its device back in time.
-    Raises ConfigError: more are to be free than there are.
+    devices: of each rank. overdue: called in the control link's thread with a rank that has not given its device back
+    in time. Raises ConfigError: more are to be free than there are.
     """
 
     def __init__(

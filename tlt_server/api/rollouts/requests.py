@@ -14,9 +14,7 @@ def check_request(request: Any, params: Any, manager: Any) -> None:
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
-    request: upstream's `GenerateReqInput`, for one response.
-    params: its `SamplingParams`, normalised.
-    manager: upstream's `TokenizerManager`.
+    request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
     Raises ValueError: which upstream answers with status 400.
     """
     if manager.server_args.speculative_algorithm is None:

@@ -51,12 +51,8 @@ def lay_out(req_to_token: torch.Tensor, prefix_lens: torch.Tensor, visible: torc
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
-    """Dense attention of a batch over a KV pool.
-
-    query: [bs, n_q, heads, head_dim].
-    keys, values: [pool, kv_heads, head_dim], the pool's buffers of one layer.
-    Returns [bs, n_q, heads, value_dim].
-    """
+    """Dense attention of a batch over a KV pool: query [bs, n_q, heads, head_dim], keys and values [pool, kv_heads,
+    head_dim], the pool's buffers of one layer, to [bs, n_q, heads, value_dim]."""
     q = query.transpose(1, 2)
     k = keys[layout.slots].transpose(1, 2).to(query.dtype)
     v = values[layout.slots].transpose(1, 2).to(query.dtype)
@@ -135,11 +131,8 @@ class CpuDraftStep(CpuAttnBackend):
 class CpuDraftAttnBackend:
     """What upstream calls a multi-step draft backend: one attention backend for each drafter pass of a step.
 
-    Branch j of request b writes its step-i token at position `seq_lens[b] + j * num_steps + i`.
-
-    model_runner: the drafter's.
-    topk: branches drafted in parallel.
-    num_steps: draft depth; the first token comes from draft-extend, so there are `num_steps - 1` passes.
+    Branch j of request b writes its step-i token at position `seq_lens[b] + j * num_steps + i`. model_runner: the
+    drafter's. topk: branches. num_steps: draft depth; the first token comes from draft-extend, so there is a pass less.
     """
 
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:

@@ -16,10 +16,8 @@ from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION
 
 
 class Parts(NamedTuple):
-    """What an arm decodes with.
-
-    chain: upstream's buffers of a chain's parents and scores, which are the same in every step; None for trees.
-    """
+    """What an arm decodes with. chain: upstream's buffers of a chain's parents and scores, the same in every step; None
+    for trees."""
 
     drafting: Pass
     verification: Pass

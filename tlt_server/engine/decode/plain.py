@@ -55,12 +55,10 @@ class PlainSteps:
     def step(
         self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
     ) -> GenerationBatchResult:
-        """Decodes one token of each request.
+        """Decodes one token of each request, and returns what verification returns: [bs] tokens, one accepted for each.
 
-        batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left.
-        on_publish: to be told the new lengths, [bs], as soon as they are known.
-        grammar_barrier: to be called before grammars are read, if any.
-        Returns what verification returns: [bs] tokens, one accepted for each request.
+        batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left. on_publish: is
+        told the new lengths, [bs], as soon as they are known. grammar_barrier: called before grammars are read.
         """
         new_seq_lens = batch.seq_lens + 1
         if on_publish is not None:  # before the pass: the next step is prepared once the lengths are known

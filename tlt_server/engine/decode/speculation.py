@@ -35,10 +35,9 @@ _TIMED_STEPS = 1000
 class Speculation:
     """The strategy of one scheduler process.
 
-    worker: `EagleWorker`, which decodes by its `table`; None: the server was started without a drafter.
-    largest: batch size that the server runs.
-    leads: whether this is the rank that decides.
-    held: why steps do not speculate, whatever is asked for.
+    worker: `EagleWorker`, which decodes by its `table`; None: the server was started without a drafter. largest: batch
+    size. leads: this is the rank that decides. held: why steps do not speculate, whatever is asked for.
+    on: decode steps may speculate.
     """
 
     def __init__(self, worker: Any, largest: int, events: EventLog, *, leads: bool = True) -> None:
@@ -46,7 +45,7 @@ class Speculation:
         self.held: str | None = None
         self._selector: Selector | None = None
         self._wished = StrategyUpdate("off")
-        self._on = worker is not None
+        self.on = worker is not None
         self._last: Arm | None = None
         self._reading = self._choosing = (
             0.0  # seconds: of the newest reading of the table; since the last result, in all
@@ -58,11 +57,6 @@ class Speculation:
             chooses = len(worker.all_arms) > 1 or worker.finds_arms
             self._wished = self._settled_for(StrategyUpdate("bandit" if chooses else "pinned"))
             self._selector.configure(self._wished)
-
-    @property
-    def on(self) -> bool:
-        """Whether decode steps may speculate."""
-        return self._on
 
     def describe(self) -> schemas.Speculation:
         """As our routes show it."""
@@ -123,10 +117,8 @@ class Speculation:
     # -- what is seen --
 
     def launched(self, arm: Choice, batch: int, cached: int, behind: int = 0) -> None:
-        """A decode step begins, of so many requests with so many cached tokens in all.
-
-        behind: tokens that the drafter has missed; an arm's step begins with reading them.
-        """
+        """A decode step begins, of so many requests with so many cached tokens in all. behind: tokens that the drafter
+        has missed; an arm's step begins with reading them."""
         self._last = arm or self._last
         if self._leads and self._selector is not None:
             count_step(arm)
@@ -175,16 +167,13 @@ class Speculation:
             self._worker.table = OFF
         elif not self._learns:
             self._worker.table = self._selector.table()
-        if on != self._on:
-            self._on = on
+        if on != self.on:
+            self.on = on
             self._events.add("speculation_on" if on else "speculation_off", why=why)
 
 
 class Announcer:
-    """Adds to what rank 0 received what it has decided; stands where SGLang lets requests be held back.
-
-    scheduler: upstream's.
-    """
+    """Adds to what rank 0 received what it has decided; stands where SGLang lets requests be held back."""
 
     def __init__(self, scheduler: Any) -> None:
         self._blocker = scheduler.input_blocker

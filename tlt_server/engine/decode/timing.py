@@ -41,11 +41,8 @@ def timings(by_arm: Mapping[Arm, Parts], plain: Any) -> list[Timing]:
 
 
 def pass_timings(target: Any, drafter: Any, arms: Iterable[Arm], largest: int) -> list[Timing]:
-    """The same where there are no graphs: a pass is timed by its number of tokens, up to `largest`.
-
-    target, drafter: upstream's model runners; the target's is that of plain steps.
-    largest: batch size that the server runs.
-    """
+    """The same where there are no graphs: a pass is timed by its number of tokens, up to `largest`, the largest batch
+    size. target, drafter: upstream's model runners; the target's is that of plain steps."""
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
     of_target, of_drafter = (
         StepCosts(rising({size: _quickest(partial(_dummy_pass, runner, size)) for size in sizes}))

@@ -43,11 +43,8 @@ def _filters(info: Any) -> tuple[torch.Tensor | None, torch.Tensor | None, torch
 
 
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:
-    """Sets the logits of stop tokens to -inf, in place, at nodes that lie before a request's min_new_tokens.
-
-    logits: [bs * num_draft_tokens, vocab], the target's at every node.
-    positions: [bs * num_draft_tokens] int, each node's position in its sequence.
-    """
+    """Sets the logits of stop tokens, [bs * num_draft_tokens, vocab], to -inf, in place, at nodes that lie before a
+    request's min_new_tokens. positions: [bs * num_draft_tokens] int, of each node in its sequence."""
     if not any(len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs):
         return  # under overlap output_ids lags behind, so this never leaves too early
     prompts = torch.tensor([len(req.origin_input_ids) for req in reqs])

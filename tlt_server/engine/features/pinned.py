@@ -83,12 +83,8 @@ class PinnedMemory:
         self._written = self._freed = 0  # bytes since the start
 
     def ship(self, rows: Sequence[Rows], states: States) -> PinnedBatch | None:
-        """Sends rows off.
-
-        rows: of at most `BATCH_BYTES`.
-        states: of the step; computed by now, as what tells the counts was copied behind it.
-        None where there is no room.
-        """
+        """Sends rows off, of at most `BATCH_BYTES`; None where there is no room. The states are computed by now, as
+        what tells the counts was copied behind them."""
         count = tokens_of(rows)
         places = [-(-count * each[0].nbytes // ALIGNED) * ALIGNED for each in states if each is not None]
         if (start := self._reserved(sum(places))) is None:

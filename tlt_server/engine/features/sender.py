@@ -30,11 +30,8 @@ Header = Callable[[tuple[Described, ...], torch.Tensor], FeatureHeader]
 
 
 class Sender:
-    """Takes pinned batches from the scheduler's thread; it never blocks that.
-
-    connect: makes the outlet, in the sender's thread.
-    header: of a message with these rows, and [n, W] states that a drafter reads.
-    """
+    """Takes pinned batches from the scheduler's thread; it never blocks that. connect: makes the outlet, in a thread of
+    its own. header: of a message with these rows, and [n, W] states that a drafter reads."""
 
     def __init__(self, pinned: PinnedMemory, connect: Callable[[], Outlet], header: Header) -> None:
         self._pinned, self._connect, self._header = pinned, connect, header

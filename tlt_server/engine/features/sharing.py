@@ -95,12 +95,8 @@ class _Folder:
 
 
 class Sharing:
-    """Of a rank of the first replica.
-
-    read: this rank's rows of embedding and head [V', H]; the same tensor where they are tied.
-    rows: V of the whole; what the ranks hold beyond is padding.
-    Raises RuntimeError: another rank is gone.
-    """
+    """Of a rank of the first replica. read: this rank's rows of embedding and head [V', H]; the same tensor where they
+    are tied. rows: V of the whole; what the ranks hold beyond is padding. RuntimeError: another rank is gone."""
 
     def __init__(
         self,

@@ -44,10 +44,8 @@ HEALTH_CHECK = "HEALTH_CHECK"
 
 @dataclass(slots=True)
 class Span:
-    """Of a followed request in a step.
-
-    row: of its first state. start, count: its position, and how many there are; of a decode step once it is credited.
-    """
+    """Of a followed request in a step. row: of its first state. start, count: its position, and how many there are,
+    which a decode step has once it is credited."""
 
     req: Any
     row: int
@@ -57,11 +55,8 @@ class Span:
 
 @dataclass
 class Tapped:
-    """What was taken of one step; travels with its result.
-
-    states: copies; None where no request is followed, or there was no memory for them.
-    live: requests that the step's result counts for.
-    """
+    """What was taken of one step; travels with its result. states: copies; None where no request is followed, or there
+    was no memory for them. live: requests that the step's result counts for."""
 
     tap: "Tap"
     decode: bool

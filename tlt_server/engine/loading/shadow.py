@@ -23,7 +23,6 @@ def shadow_of(model: M, tensor_for: Callable[[nn.Parameter], torch.Tensor]) -> M
     `copy.deepcopy` fails on SGLang's models, which hold process groups, and its parameters keep what their loaders need
     (the loader itself, which dimension is sharded) in `__dict__`, which `Parameter.__deepcopy__` loses.
 
-    model: any model of SGLang's. One whose parameters are shared between modules has a shadow likewise.
     tensor_for: the shadow's tensor for a parameter, of its shape and dtype, on whatever device.
     """
     made: dict[int, Any] = {}

@@ -43,10 +43,7 @@ class Buffer:
 class TensorFile:
     """The bytes of a file; hashing and reading are of the same bytes, whatever becomes of the file.
 
-    path: of the file.
-    buffer: where they lie, until the next file is read into it.
-    most: bytes that it may have; None: any number.
-
+    buffer: where they lie, until the next file is read into it. most: bytes that it may have; None: any number.
     Raises UpdateRefused: it cannot be read, or is larger.
     """
 

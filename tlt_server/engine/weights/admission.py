@@ -72,7 +72,6 @@ class TargetFit:
 class Admission:
     """Guards `load_weights` of the target while an update is under way.
 
-    model: the target.
     fit: what it takes; None: everything (a quantized target, whose parameters are not what a checkpoint holds).
     group: the CPU process group of the ranks that hold the target.
     """

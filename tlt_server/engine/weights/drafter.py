@@ -15,10 +15,12 @@ never from a clock. How far its own thread is, a rank tells the others when they
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +32,45 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
-from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay
 from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
+
+logger = logging.getLogger(__name__)
+
+FAILED, RUNNING, READY = range(3)
+"""How far a rank's staging is; all go on as far as the one that is least far."""
+
+
+@dataclass
+class OnItsWay:
+    """What was offered, and what becomes of it: sha256 of the file, and the seconds that staging took."""
+
+    offer: Offer
+    future: "Future[tuple[str, float]]"
+
+    def progress(self) -> int:
+        if not self.future.done():
+            return RUNNING
+        return READY if self.future.exception() is None else FAILED
+
+    def failure(self) -> str | None:
+        """Why it failed; None where it did not. To be asked once it is done."""
+        error = self.future.exception()
+        if error is None:
+            return None
+        if isinstance(error, UpdateRefused):
+            return str(error)
+        logger.error("staging a drafter failed", exc_info=error)
+        return f"{type(error).__name__}: {error}"
 
 
 class Drafter:
     """The drafter's versions, in one scheduler process.
 
-    weights: what is copied.
-    group: CPU process group of the ranks that hold a part of the drafter.
-    between_steps: a context within which copies fall between two decode steps.
-    events: told of all that happens.
-    start: the drafter that the server was started with.
-    watchdog: what judges a drafter.
-    speculation: held while there is no drafter worth it.
-    untrained: whether the drafter of the start has learnt nothing yet. It is never drafted with.
+    group: CPU process group of the ranks that hold a part of the drafter. between_steps: a context within which copies
+    fall between two decode steps. start: the drafter that the server was started with. speculation: held while there is
+    no drafter worth it. untrained: whether the drafter of the start has learnt nothing yet: it is never drafted with.
     """
 
     def __init__(

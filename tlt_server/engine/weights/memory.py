@@ -11,10 +11,8 @@ a pause, or by a release before. Requests of a held server go back to the queue,
     cuda_graph   with SGLANG_MEMORY_SAVER_CUDA_GRAPH=1; else graphs stay where they are, and nothing waits for them.
                  They come back with the last of the other two, as few trainers ask for them by name
 
-While memory is released no step runs: who asks meanwhile waits until it is back. A pause outlasts it, if generation
-is not continued, before or after.
-
-Without --enable-memory-saver nothing is given back, whatever is released; all else is the same.
+While memory is released no step runs: who asks meanwhile waits until it is back. A pause outlasts it. Without
+--enable-memory-saver nothing is given back, whatever is released; all else is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +32,7 @@ from tlt_server.errors import OutOfTurn, UpdateRefused
 class MemoryOffload:
     """What of a scheduler's GPU memory is released; each rank keeps one, and all are asked between the same two steps.
 
-    router: upstream's weight updater, whose `offload_tags` are what is released.
-    drafter: its `DrafterWeights`, or None.
-    events: told of what is released and resumed.
+    router: upstream's weight updater, whose `offload_tags` are released. drafter: its `DrafterWeights`, or None.
     release, resume: upstream's methods, of which each does its part for the tags that it is given.
     """
 

@@ -27,10 +27,7 @@ from tlt_server.wire.devices import identity
 
 
 class Stamp(NamedTuple):
-    """The weights that a step was launched with.
-
-    drafter_version: None where there is no drafter.
-    """
+    """The weights that a step was launched with. drafter_version: None where there is no drafter."""
 
     weight_version: str
     target_version: int
@@ -41,16 +38,13 @@ class Stamp(NamedTuple):
 SHOWN_NAMES = 10
 """Of tensors that are missing."""
 SHOWN_EVERY = 64
-"""Steps between two looks of the metrics at what the watchdog sees: a gauge costs more than a step has to spare."""
+"""Steps after which the metrics show again what the watchdog sees: a gauge costs more than a step has to spare."""
 
 
 @dataclass
 class EngineState:
-    """Versions and events, beside the models that they speak of.
-
-    devices: of all ranks, the same on each.
-    target_era: counts the calls that wrote to the target.
-    """
+    """Versions and events, beside the models that they speak of. devices: of all ranks, the same on each. target_era:
+    counts the calls that wrote to the target."""
 
     publications: Publications
     events: EventLog

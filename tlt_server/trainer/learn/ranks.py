@@ -28,12 +28,8 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def joined(name: str | None) -> Iterator[Place]:
-    """Waits for all ranks; alone where torchrun did not start this process.
-
-    name: of the device, torch's; None: a GPU if there is one.
-
-    Raises ConfigError: it cannot be used.
-    """
+    """Waits for all ranks; alone where torchrun did not start this process. name: torch's, of the device; None: a GPU
+    if there is one. Raises ConfigError: it cannot be used."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_torchelastic_launched():
         device = _device(name)

@@ -36,10 +36,8 @@ def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[floa
 
 
 class Judge:
-    """Compares drafters. last: the last verdict.
-
-    start: the drafter that training began with, taken for any active one that is not among `published`.
-    """
+    """Compares drafters. last: the last verdict. start: the drafter that training began with, taken for any active one
+    that is not among `published`."""
 
     def __init__(self, gate: Gate, entries: int, start: Network, published: Published, device: torch.device) -> None:
         self._gate, self._entries, self._published, self._device = gate, entries, published, device
