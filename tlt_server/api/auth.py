@@ -23,10 +23,8 @@ def path_of(scope: Scope) -> str:
 
 
 class Authorization:
-    """Middleware that lets nobody through who has not shown the key that a route asks for.
-
-    routes: the application that it is for. keys: None: this process's.
-    """
+    """Middleware that lets nobody through who has not shown the key that a route asks for. routes: the application that
+    it is for. keys: None: this process's."""
 
     def __init__(self, app: ASGIApp, routes: FastAPI, keys: Keys | None = None) -> None:
         self._app, self._routes = app, routes

@@ -59,10 +59,8 @@ class EagleConfig(msgspec.Struct, frozen=True):
 
 
 class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
-    """A drafter's config.json.
-
-    draft_vocab_size: of EAGLE-3 alone: tokens that its own head knows; None: it has the target's head.
-    """
+    """A drafter's config.json. draft_vocab_size: of EAGLE-3 alone: tokens that its own head knows; None: it has the
+    target's head."""
 
     tie_word_embeddings: bool = False
     draft_vocab_size: Count | UnsetType | None = UNSET

@@ -27,11 +27,8 @@ UNUSABLE_KEPT = 64
 
 @dataclass
 class _Server:
-    """peer: its name in this life. count: of its target. drafter: the active version.
-
-    settled: the newest drafter of which it has said what became. given, given_at: the newest that it has, and since
-    when.
-    """
+    """peer: its name in this life. count: of its target. drafter: the active version. settled: the newest drafter of
+    which it has said what became. given, given_at: the newest that it has, and since when."""
 
     peer: str
     heard: float = 0.0

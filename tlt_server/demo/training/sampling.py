@@ -17,10 +17,8 @@ COMPACT_EVERY = 32
 
 @torch.no_grad()
 def with_states(target: Target, aux_layers: tuple[int, ...], rollouts: list[Sequence]) -> list[Run]:
-    """What a drafter learns from, on the target's device, all in one pass of the target.
-
-    aux_layers: whose outputs the drafter reads side by side; none: it reads the final hidden states, as EAGLE does.
-    """
+    """What a drafter learns from, on the target's device, all in one pass of the target. aux_layers: whose outputs the
+    drafter reads side by side; none: it reads the final hidden states, as EAGLE does."""
     tokens = collate(rollouts, target.lm_head.weight.device).tokens
     finals, outputs = target(tokens, target.shape.rope(torch.arange(tokens.shape[1], device=tokens.device)))
     states = torch.cat([outputs[layer] for layer in aux_layers], dim=-1) if aux_layers else finals

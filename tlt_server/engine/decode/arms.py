@@ -44,7 +44,7 @@ class Arms:
             self._shaped(self._widest),
         )
         self._shared: dict[tuple[str, tuple[Arm, ...]], Pass] = {}
-        # what was captured first lends its memory to what is captured later: the largest goes first
+        # what is captured later uses the memory of what was captured first: the largest goes first
         ordered = sorted(arms, key=lambda arm: arm.num_draft_tokens, reverse=True)
         self.by_arm: dict[Arm, Parts] = {}
         for arm in ordered:

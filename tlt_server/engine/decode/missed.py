@@ -26,10 +26,7 @@ MEMORY = 256 << 20
 
 
 class Missed:
-    """The ring of one rank.
-
-    worker: `EagleWorker`, its pools ready.
-    """
+    """The ring of one rank. worker: `EagleWorker`, its pools ready."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker

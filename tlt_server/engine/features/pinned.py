@@ -69,10 +69,8 @@ class PinnedBatch:
 
 
 class PinnedMemory:
-    """The block of one scheduler process. One thread ships, another one frees, in the same order.
-
-    device: where states come from; on a CPU the same is done without streams.
-    """
+    """The block of one scheduler process. One thread ships, another one frees, in the same order. device: where states
+    come from; on a CPU the same is done without streams."""
 
     def __init__(self, device: torch.device, size: int = BLOCK_BYTES) -> None:
         self._on_gpu = device.type != "cpu"

@@ -24,7 +24,7 @@ MESSAGE_AGE = 0.25
 """A message is sent when it is so large, or its first batch so many seconds old: the rows of a request that lie
 together in it are one piece to the trainer."""
 LOOK_EVERY = 0.001
-"""Seconds between two looks at a batch that has not arrived."""
+"""Seconds until a batch that has not arrived is asked again."""
 
 Header = Callable[[tuple[Described, ...], torch.Tensor], FeatureHeader]
 

@@ -43,10 +43,8 @@ class _UnderWay:
 
 
 class _Folder:
-    """The last copy, for one thread of each rank; the first rank's has the files.
-
-    path: where it is; None where there is none. marks: of what it holds of this rank's, by name.
-    """
+    """The last copy, for one thread of each rank; the first rank's has the files. path: where it is; None where there
+    is none. marks: of what it holds of this rank's, by name."""
 
     def __init__(self, rows: int, group: Any, *, leads: bool) -> None:
         self._rows, self._group, self._leads = rows, group, leads

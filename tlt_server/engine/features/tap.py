@@ -115,9 +115,7 @@ class Tap:
 
     def take_step(self, reqs: Sequence[Any], result: Any, most: int) -> None:
         """Takes the states of a decode step, [len(reqs) * nodes, W].
-
-        most: tokens that the step may give a request: its accepted path lies in front of each request's nodes.
-        """
+        most: tokens that it may give a request, whose accepted path lies in front of its nodes."""
 
         output = result.logits_output
         nodes = len(output.hidden_states) // len(reqs)

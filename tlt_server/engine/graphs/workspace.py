@@ -15,10 +15,8 @@ PLAN_BYTES = 1 << 20
 
 
 def trim(attention: Any) -> None:
-    """Gives what a flashinfer backend of SGLang's has, and makes later, as much memory as plans take.
-
-    attention: a backend, or one of several steps; another library's is left alone.
-    """
+    """Gives what a flashinfer backend of SGLang's has, and makes later, as much memory as plans take. attention: a
+    backend, or one of several steps; another library's is left alone."""
     for backend in flashinfer_backends(attention):
         # not those of prefills: how long a prompt may be read at once, nobody knows here
         for wrapper in (*backend.decode_wrappers, *backend.prefill_wrappers_verify):

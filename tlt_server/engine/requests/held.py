@@ -37,9 +37,7 @@ def set_aside(scheduler: Any) -> Iterator[None]:
 
 def flush_under_load(scheduler: Any, *, empty_cache: bool) -> None:
     """Empties prefix cache and KV pool of a scheduler, between two steps; upstream flushes an idle one only.
-
-    empty_cache: whether the device's allocator gives back what it holds.
-    """
+    empty_cache: whether the device's allocator gives back what it holds."""
     with set_aside(scheduler):
         flushed = scheduler.flush_cache(empty_cache=empty_cache)
     if not flushed:

@@ -80,11 +80,8 @@ def ended(rid: str, error: Exception) -> AbortReq:
 
 
 def check(recv_req: Any, model: Any) -> None:
-    """Refuses what would fail where requests are one batch, and so fail them all.
-
-    recv_req: from a tokenizer worker, its types those that upstream declares. model: upstream's `ModelConfig`.
-    Raises ValueError: it names the field.
-    """
+    """Refuses what would fail where requests are one batch, and so fail them all. recv_req: from a tokenizer worker,
+    its types those that upstream declares. model: upstream's `ModelConfig`. Raises ValueError: it names the field."""
     known = range(model.vocab_size)
     if not recv_req.input_ids and not getattr(recv_req, "input_embeds", None):
         raise ValueError("the prompt is empty: a model needs a token to go on from")

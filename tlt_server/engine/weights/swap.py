@@ -7,7 +7,6 @@ with the target (the embedding, for EAGLE the head too) is no part of any of the
 import math
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,15 @@ class DrafterWeights:
     a time may call `stage`; `flip` and `flip_back` belong between two steps."""
 
     def __init__(self, draft_worker: Any) -> None:
+        from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+        from transformers import PretrainedConfig
+
         runner = draft_worker.draft_runner
         target = draft_worker.target_worker.model_runner.model
         shared = {id(parameter) for parameter in target.parameters()}
-        self._config = _raw_config(runner.model_config)
+        # config.json as it was written: SGLang and transformers rewrite what they load
+        path, revision = runner.model_config.model_path, runner.model_config.revision
+        self._config: Mapping[str, Any] = PretrainedConfig.get_config_dict(path, revision=revision)[0]
         self._target_vocab = int(draft_worker.target_worker.model_runner.model_config.vocab_size)
         self._quantized = runner.model_config.quantization is not None
         self._schema = start_schema(runner)
@@ -59,7 +63,8 @@ class DrafterWeights:
         # what a file of these tensors may have at most: all of it in float64
         self._most = 8 * (sum(math.prod(spec.shape) for spec in specs) + others) + MOST_HEADER
         self._hot: torch.Tensor | None = draft_worker.hot_token_id
-        with _offloaded_with_weights(runner):
+        # released with the weights, and comes back with them, as it was (memory.py)
+        with runner.memory_saver_adapter.region(GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True):
             # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
             self._shadow = shadow_of(
                 runner.model, lambda p: torch.empty_like(p, device="meta") if id(p) in shared else p.data.clone()
@@ -185,25 +190,6 @@ class DrafterWeights:
         for live in self._live:
             if live.is_floating_point():
                 live.uniform_()
-
-
-def _offloaded_with_weights(runner: Any) -> AbstractContextManager[Any]:
-    """GPU memory taken inside is released and comes back with the weights', as it was (memory.py)."""
-    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
-
-    region: AbstractContextManager[Any] = runner.memory_saver_adapter.region(
-        GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True
-    )
-    return region
-
-
-def _raw_config(model_config: Any) -> Mapping[str, Any]:
-    """A model's config.json as it was written: SGLang and transformers rewrite what they load."""
-    from transformers import PretrainedConfig
-
-    config: Mapping[str, Any]
-    config, _ = PretrainedConfig.get_config_dict(model_config.model_path, revision=model_config.revision)
-    return config
 
 
 def _persistent_buffers(model: Any) -> list[torch.Tensor]:

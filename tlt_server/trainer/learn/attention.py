@@ -22,10 +22,8 @@ Base: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def by_sequence(bounds: Sequence[tuple[int, int]]) -> Base:
-    """One sequence after another, in plain torch: for a CPU, and the reference for `flex`.
-
-    bounds: first row, and the row after the last, of each sequence; together all rows, in order.
-    """
+    """One sequence after another, in plain torch: for a CPU, and the reference for `flex`. bounds: first row, and the
+    row after the last, of each sequence; together all rows, in order."""
 
     def base(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         parts = [_causal(*(x[:, first:stop] for x in (query, key, value))) for first, stop in bounds]

@@ -83,10 +83,8 @@ Order = Join | Learn | Free | End
 
 
 class Line:
-    """To another rank; what one side sends, the other receives, in the same order. All methods raise RankLost.
-
-    device: whose tensors are sent. orders: a process group on the CPU, silent while there is nothing to learn.
-    """
+    """To another rank; what one side sends, the other receives, in the same order. All methods raise RankLost. device:
+    whose tensors are sent. orders: a process group on the CPU, silent while there is nothing to learn."""
 
     def __init__(self, rank: int, device: torch.device, orders: Any) -> None:
         self._rank, self.device, self._orders = rank, device, orders
@@ -128,10 +126,8 @@ class Line:
 
 
 class Team:
-    """The leader's side; without helpers, a step is its own. Methods raise RankLost but for `end`.
-
-    lines: to each helper, by its rank. config: of the drafter. present: ranks that take part in the next step.
-    """
+    """The leader's side; without helpers, a step is its own. Methods raise RankLost but for `end`. lines: to each
+    helper, by its rank. config: of the drafter. present: ranks that take part in the next step."""
 
     def __init__(self, lines: Mapping[int, Line] | None = None, config: Mapping[str, Any] | None = None) -> None:
         self._lines = dict(lines or {})

@@ -68,9 +68,7 @@ class Published:
 
     def add(self, drafter: Drafter, version: int, provenance: Mapping[str, str]) -> Edition:
         """Writes a drafter, higher in version than any before; the oldest go. DiskFailed: it cannot be written.
-
-        provenance: of its weights: trained_on and steps, and whatever else is known.
-        """
+        provenance: of its weights: trained_on and steps, and whatever else is known."""
         folder = self._folder / f"drafter-{version:08}"
         drafter.export(folder, {**provenance, "version": str(version)})
         for old in self._folders()[:-KEPT]:
