@@ -47,9 +47,8 @@ class Speculation:
         self._wished = StrategyUpdate("off")
         self.on = worker is not None
         self._last: Arm | None = None
-        self._reading = self._choosing = (
-            0.0  # seconds: of the newest reading of the table; since the last result, in all
-        )
+        # seconds: of the newest reading of the table; since the last result, in all
+        self._reading = self._choosing = 0.0
         self._selecting: deque[float] = deque(maxlen=_TIMED_STEPS)
         if worker is not None:
             self._selector = _selector(worker, largest)
