@@ -146,10 +146,8 @@ def train(
     loss: Annotated[str | None, typer.Option(help="eagle, hass or eagle3.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda:N; under torchrun cpu or cuda.")] = None,
 ) -> None:
-    """Train the drafter of servers that `serve --trainer`. Without a target it is the embedded one's.
-
-    On several GPUs: torchrun --standalone --nproc-per-node N -m tlt_server train ...
-    """
+    """Train the drafter of servers that `serve --trainer`. Without a target it is the embedded one's. On several GPUs:
+    torchrun --standalone --nproc-per-node N -m tlt_server train ..."""
     if context.invoked_subcommand:
         return
     import logging

@@ -128,12 +128,8 @@ def beside(control: str) -> str:
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the drafter trainer is sent of the target's hidden states.
-
-    on: whether it is sent any.
-    budget_mb_s: megabytes a second at most, on average, of each replica.
-    share: of the requests that may be among those.
-    """
+    """What the drafter trainer is sent of the target's hidden states. budget_mb_s: megabytes a second at most, on
+    average, of each replica. share: of the requests that may be among those."""
 
     on: bool = True
     budget_mb_s: Annotated[float, msgspec.Meta(gt=0)] = 100.0
@@ -226,7 +222,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def begins_untrained(self) -> bool:
-        """Whether the drafter of the start has learnt nothing: no step may draft until another is in force."""
+        """Whether the drafter of the start has learnt nothing: no step may draft until another is active."""
         return self.drafter == AUTO and self.speculation
 
     @property

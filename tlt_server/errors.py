@@ -9,8 +9,8 @@ TltError                 anything of ours; its message names the value and the r
 ├── ServerFailed         a server that we started ended, or never answered: its last log lines, in the message, say why
 ├── UnsupportedError     a combination of features that would not work: drop one of the two that the message names
 ├── UpdateRefused        weights that do not fit: nothing was changed; send others, the message says what is wrong
-│   ├── OutOfTurn        it comes at the wrong time: ask what is in force, and decide anew
-│   └── TargetIncomplete a publication ended without all of the target; what it wrote is in force: send the whole again
+│   ├── OutOfTurn        it comes at the wrong time: ask what is active, and decide anew
+│   └── TargetIncomplete a publication ended without all of the target; what it wrote is active: send the whole again
 ├── WireError            what a peer sent is not as agreed, or may not be sent: drop it; the message says what is wrong
 └── ForkError            the fork is not installed, or could not be made: run the command that the message names
     └── PatchError       upstream's file or our patch is not what the series was written for: the message names the file
@@ -85,7 +85,6 @@ class PatchError(ForkError):
     """A file of the pristine wheel, or a patch of the series, is not what it should be."""
 
 
-def listed(found: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """The first few of what was found, and how many more there are."""
-    more = f" (and {len(found) - most} more)" if len(found) > most else ""
-    return between.join(found[:most]) + more
+def listed(found: Sequence[str], between: str = ", ") -> str:
+    """The first three of what was found, and how many more there are."""
+    return between.join(found[:3]) + (f" (and {len(found) - 3} more)" if len(found) > 3 else "")

@@ -6,11 +6,13 @@ A pipe would be waited for, a device has no end, and a file may be larger than m
 
 import errno
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 MOST_JSON = 16 << 20
 """Bytes of a config.json, or of facts; a hundred times what any has."""
@@ -48,3 +50,14 @@ def read(path: Path, most: int = MOST_JSON) -> bytes:
         content = bytearray(size)
         fill(file, memoryview(content))
         return bytes(content)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object. OSError: as `read`. ValueError: it holds none."""
+    try:
+        found = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found

@@ -52,9 +52,8 @@ QUIETLY = ["--uvicorn-access-log-exclude-prefixes", "/tlt/v1/events", "/v1/loads
 def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str]:
     """SGLang's argv: the user's flags unchanged, then ours for what they left open. `--drafter auto` makes one here.
 
-    Raises:
-        ConfigError: the drafter is not one that SGLang loads, or none can be made; or the CPU is asked for where a GPU
-            is in sight.
+    Raises ConfigError: the drafter is not one that SGLang loads, or none can be made; or the CPU is asked for where a
+        GPU is in sight.
     """
     if gpu and "cpu" in _values(argv, "--device"):
         raise ConfigError("--device cpu beside a GPU: hide it from the server, with CUDA_VISIBLE_DEVICES= in front")
@@ -144,11 +143,8 @@ def parse(argv: Sequence[str]) -> "ServerArgs":
 
 
 def take_keys(server_args: "ServerArgs", keys: Keys, argv: Sequence[str]) -> Keys:
-    """The keys that clients must show, those of SGLang's config file among them; SGLang is left a mask of each.
-
-    Raises:
-        ConfigError: a key is said twice, or others may read the config file that it is in.
-    """
+    """The keys that clients must show, those of SGLang's config file among them; SGLang is left a mask of each. Raises
+    ConfigError: a key is said twice, or others may read the config file that it is in."""
     told = Keys(server_args.api_key, server_args.admin_api_key)
     for path in _values(argv, "--config"):
         if any(told):
@@ -205,9 +201,8 @@ def has_gpu() -> bool:
 def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *, insecure: bool = False) -> None:
     """Runs the rollout server until it is stopped. keys: that clients must show. insecure: others may get in.
 
-    Raises:
-        ConfigError: settings, models or port that cannot be used.
-        UnsupportedError: a combination of features that would not work.
+    Raises ConfigError: settings, models or port that cannot be used.
+    Raises UnsupportedError: a combination of features that would not work.
     """
     from tlt_server.engine.cpu.install import stay_single_threaded
 

@@ -16,14 +16,10 @@ if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is
 
 
 class Named(NamedTuple):
-    """A metric.
+    """A metric, without Prometheus' `_total` in its name.
 
-    name: without Prometheus' `_total`.
-    help: as a scrape shows it.
-    labels: their names.
-    alias: another name for the same count: vLLM's, which dashboards know.
-    known: values of its one label that are shown from the start: a counter that appears later shows no increase.
-    buckets: of a histogram.
+    alias: another name for the same count: vLLM's, which dashboards know. known: values of its one label that are shown
+    from the start: a counter that appears later shows no increase. buckets: of a histogram.
     """
 
     name: str
@@ -149,10 +145,8 @@ def _at(metric: Named, *labels: str) -> Any:
 
 
 class SpecCounts(NamedTuple):
-    """What speculation has done since the server started.
-
-    accepted_per_position[k] counts the verify passes whose draft was accepted beyond depth k.
-    """
+    """What speculation has done since the server started. accepted_per_position[k] counts the verify passes whose draft
+    was accepted beyond depth k."""
 
     drafts: int
     draft_tokens: int
@@ -185,11 +179,10 @@ class SpecCounts(NamedTuple):
 def count_verified(reqs: Sequence[Any], result: Any) -> None:
     """Counts one verified batch.
 
-    Args:
-        reqs: the batch's requests. One that finished or was retracted a step earlier ran along under overlap; nothing
-            of its result reaches a client, so it does not count.
-        result: upstream's `GenerationBatchResult`, with each request's accepted drafts (the bonus token left out) and
-            the number of tokens verified for each (the root, sampled before, included).
+    reqs: the batch's requests. One that finished or was retracted a step earlier ran along under overlap; nothing of
+        its result reaches a client, so it does not count.
+    result: upstream's `GenerationBatchResult`, with each request's accepted drafts (the bonus token left out) and the
+        number of tokens verified for each (the root, sampled before, included).
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -270,12 +263,9 @@ def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]
 
 def count_ignored(name: str) -> None:
     """Counts a request with a field that was ignored."""
-    known = _names()
-    name = name if name in known or len(known) < MAX_NAMES else "other"
-    known.add(name)
+    name = name if name in _ignored or len(_ignored) < MAX_NAMES else "other"
+    _ignored.add(name)
     _at(IGNORED_FIELDS, name).inc()
 
 
-@cache
-def _names() -> set[str]:
-    return set()
+_ignored: set[str] = set()

@@ -1,7 +1,6 @@
 """Checks that take milliseconds and spare the user a minute of loading and a traceback."""
 
 import ipaddress
-import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,16 +16,13 @@ def read_config(model: Path) -> Mapping[str, Any]:
         raise ConfigError(f"model {model}: no such folder")
     path = model / "config.json"
     try:
-        config = json.loads(files.read(path))
+        return files.read_object(path)
     except FileNotFoundError as error:
         raise ConfigError(f"model {model}: it has no config.json, so it is not a model's folder") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return config
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def drafter_algorithm(drafter: str) -> str:
@@ -106,10 +102,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
-    """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it.
-
-    keyed: clients must show a key.
-    """
+    """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it."""
     open_to = [] if insecure else [fault for fault, there in _openings(settings, keyed=keyed) if there]
     if open_to:
         raise ConfigError(f"{'; '.join(open_to)}. On a network that you trust with all of this machine: --insecure")

@@ -40,11 +40,8 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def running_server(arguments: Sequence[str], log: Path, *, start_timeout: float = 180) -> Iterator[str]:
-    """Runs `tlt-server serve ARGUMENTS` on a free port of loopback, its output in `log`; yields its URL.
-
-    Raises:
-        ServerFailed: it ended, or did not answer within `start_timeout` seconds.
-    """
+    """Runs `tlt-server serve ARGUMENTS` on a free port of loopback, its output in `log`; yields its URL. Raises
+    ServerFailed: it ended, or did not answer within `start_timeout` seconds."""
     with running_module(["tlt_server", "serve"], arguments, log, start_timeout=start_timeout) as server:
         yield server.url
 
@@ -70,10 +67,8 @@ def running_module(
 def running(
     module: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a Python module with its flags, its output in `log`; what it started and left is ended with it.
-
-    It has a process group of its own, so that Ctrl-C reaches it through this context alone.
-    """
+    """Runs a Python module with its flags, its output in `log`; what it started and left is ended with it. It has a
+    process group of its own, so that Ctrl-C reaches it through this context alone."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *module],

@@ -1,5 +1,6 @@
 """The one form of every JSON result of this project: what was measured, where, with which versions and revision."""
 
+import contextlib
 import datetime
 import errno
 import os
@@ -20,14 +21,10 @@ PACKAGES = ("tlt-server", "sglang", "torch", "transformers", "flashinfer-python"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A result.
+    """A result of a benchmark or demo.
 
-    name: of the benchmark or demo.
-    date: UTC, ISO 8601, to the second.
-    machine: what it ran on.
-    versions: of the packages that decide the figures; only those installed.
+    date: UTC, ISO 8601, to the second. versions: of the packages that decide the figures; only those installed.
     revision: git's, with `+` where the tree had uncommitted changes; `unknown` outside a checkout and a copy of one.
-    argv: the command.
     figures: flat names to numbers; docs/results defines each, with its unit.
     """
 
@@ -43,11 +40,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]) -> Result:
     """A result of this machine, now."""
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return Result(
         name=name,
         date=now.isoformat(),
         machine=describe_machine(),
-        versions=dict(_installed()),
+        versions=versions,
         revision=git_revision(),
         argv=argv,
         figures=dict(figures),
@@ -91,24 +92,11 @@ def read(path: Path) -> Result:
 
 def describe_machine() -> str:
     """Cores, memory and GPUs of this machine, in words."""
-    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return f"{platform.machine()}, {os.cpu_count()} cores, {gigabytes:.0f} GB" + "".join(f", {gpu}" for gpu in _gpus())
-
-
-def _gpus() -> list[str]:
     import torch
 
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def _installed() -> list[tuple[str, str]]:
-    found = []
-    for package in PACKAGES:
-        try:
-            found.append((package, version(package)))
-        except PackageNotFoundError:
-            continue
-    return found
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gpus = (torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return ", ".join([platform.machine(), f"{os.cpu_count()} cores", f"{gigabytes:.0f} GB", *gpus])
 
 
 def git_revision() -> str:

@@ -5,6 +5,7 @@ not tested is not "works".
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tlt_server.errors import UnsupportedError
@@ -13,13 +14,8 @@ Args = Any  # upstream's ServerArgs: this module imports nothing of SGLang's
 
 
 class Feature(NamedTuple):
-    """A row of the matrix.
-
-    name: as docs/support.md prints it.
-    flags: SGLang's flags that turn it on.
-    used: whether a server's settings use it.
-    refusal: why it is refused with speculation; None where it works.
-    """
+    """A row of the matrix. flags: SGLang's, that turn it on. used: whether a server's settings use it. refusal: why it
+    is refused with speculation; None where it works."""
 
     name: str
     flags: str
@@ -31,8 +27,8 @@ def _algorithm(args: Args) -> str:
     return str(args.speculative_algorithm)
 
 
-def _lossy_thresholds(args: Args) -> bool:
-    return bool(min(args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc) < 1)
+def _drafts(algorithm: str, tree: bool, args: Args) -> bool:
+    return _algorithm(args) == algorithm and (args.speculative_eagle_topk > 1) == tree
 
 
 def _own_head(args: Args) -> bool:
@@ -45,25 +41,14 @@ def _own_head(args: Args) -> bool:
 UNTESTED = "not tested with our verification yet"
 
 FEATURES: Sequence[Feature] = (
-    Feature(
-        "EAGLE, chain",
-        "--speculative-algorithm EAGLE --speculative-eagle-topk 1",
-        lambda a: _algorithm(a) == "EAGLE" and a.speculative_eagle_topk == 1,
-    ),
-    Feature(
-        "EAGLE, tree",
-        "--speculative-algorithm EAGLE --speculative-eagle-topk 4",
-        lambda a: _algorithm(a) == "EAGLE" and a.speculative_eagle_topk > 1,
-    ),
-    Feature(
-        "EAGLE-3, chain",
-        "--speculative-algorithm EAGLE3 --speculative-eagle-topk 1",
-        lambda a: _algorithm(a) == "EAGLE3" and a.speculative_eagle_topk == 1,
-    ),
-    Feature(
-        "EAGLE-3, tree",
-        "--speculative-algorithm EAGLE3 --speculative-eagle-topk 4",
-        lambda a: _algorithm(a) == "EAGLE3" and a.speculative_eagle_topk > 1,
+    *(
+        Feature(
+            f"{name}, {'tree' if topk > 1 else 'chain'}",
+            f"--speculative-algorithm {algorithm} --speculative-eagle-topk {topk}",
+            partial(_drafts, algorithm, topk > 1),
+        )
+        for name, algorithm in (("EAGLE", "EAGLE"), ("EAGLE-3", "EAGLE3"))
+        for topk in (1, 4)
     ),
     Feature("Several tokenizer workers", "--tokenizer-worker-num 2", lambda a: a.tokenizer_worker_num > 1),
     Feature("Tensor parallelism (TP)", "--tp-size 2", lambda a: a.tp_size > 1),
@@ -122,7 +107,7 @@ FEATURES: Sequence[Feature] = (
     Feature(
         "Relaxed acceptance",
         "--speculative-accept-threshold-single 0.9",
-        _lossy_thresholds,
+        lambda a: min(a.speculative_accept_threshold_single, a.speculative_accept_threshold_acc) < 1,
         "it changes what is sampled; ours is lossless",
     ),
     Feature(
@@ -135,11 +120,8 @@ FEATURES: Sequence[Feature] = (
 
 
 def require_supported(args: Args) -> None:
-    """Refuses a server whose settings combine speculation with what does not work with it.
-
-    Raises:
-        UnsupportedError: names every such feature, its reason and its flag.
-    """
+    """Refuses a server whose settings combine speculation with what does not work with it. Raises UnsupportedError:
+    names every such feature, its reason and its flag."""
     if args.speculative_algorithm is None:
         return
     refused = [f"{f.name} ({f.flags}): {f.refusal}" for f in FEATURES if f.refusal and f.used(args)]

@@ -23,7 +23,7 @@ from tlt_server.api.fields.routes import TABLES
 from tlt_server.api.fields.shown import as_markdown
 from tlt_server.api.rollouts.gate import MAX_BODY, MAX_NAMED, PARSED, Gate
 from tlt_server.errors import BadRequest
-from tlt_server.metrics import MAX_NAMES, _names, count_ignored
+from tlt_server.metrics import MAX_NAMES, _ignored, count_ignored
 
 DOCS = Path(__file__).parents[2] / "docs/fields.md"
 SERVER = Server(vocab=512, context=2048, hidden=128)
@@ -316,7 +316,7 @@ def test_names_of_clients_are_bounded() -> None:
     assert all(len(name) <= 64 and name.isprintable() for name in names)
     for i in range(100):
         count_ignored(f"name {i}")
-    assert len(_names()) <= MAX_NAMES + 1
+    assert len(_ignored) <= MAX_NAMES + 1
 
 
 def test_hostile_requests_never_raise() -> None:

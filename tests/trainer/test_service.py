@@ -34,7 +34,7 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
             assert (arrived.version, arrived.trained_on) == (1, 0)
             with safe_open(arrived.path, framework="pt") as file:
                 assert file.metadata()["trained"] == "yes"
-            status = until(lambda: (now := trainer.status())["in_force"] and now, "the swap was not heard")
+            status = until(lambda: (now := trainer.status())["active"] and now, "the swap was not heard")
             assert status["candidate"] > 1.0
             _no_step_for_a_target_without_its_head(trainer, server)
             server.share()

@@ -15,8 +15,9 @@ from tests.drafter.conftest import FAMILIES, write_config
 from tests.trainer.models import FOLDERS, TARGET_FOLDER, frozen
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import DraftVocabulary, create
+from tlt_server.drafter.networks import Rope
 from tlt_server.errors import ConfigError
-from tlt_server.trainer.learn.network import Rope, network
+from tlt_server.trainer.learn.network import network
 from tlt_server.trainer.publish.folder import load_drafter, load_frozen
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

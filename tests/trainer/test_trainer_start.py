@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from tlt_server.trainer.learn.loop import Settings
 from tlt_server.trainer.learn.ranks import joined
 from tlt_server.trainer.service import Parts
 from tlt_server.trainer.start import _rehearse, prepared
-from tlt_server.trainer.status import shown
+from tlt_server.trainer.status import Status, shown
 
 DEFAULTS = {"target": str(TARGET_FOLDER), "listen": "tcp://127.0.0.1:*", "features": "tcp://127.0.0.1:*"}
 
@@ -99,6 +100,16 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of"), shown("127.0.0.1", port, lambda: None):
             pass
+
+
+def test_former_names_are_shown_for_one_release() -> None:
+    counts = {"tokens_dropped": {}, "parts_dropped": {}, "connections_cut": {}, "servers": [], "workers": []}
+    numbers = dict.fromkeys(set(Status.__struct_fields__) - counts.keys(), 0) | {"active": 7, "in_force": 7}
+    with shown("127.0.0.1", 0, lambda: Status(**numbers | counts)) as url:
+        status = httpx.get(f"{url}/tlt/v1/train/status").json()
+        metrics = httpx.get(f"{url}/metrics").text
+    assert (status["active"], status["in_force"]) == (7, 7)
+    assert {"tlt_train_drafter_active 7.0", "tlt_train_drafter_in_force 7.0"} <= set(metrics.splitlines())
 
 
 @pytest.mark.parametrize(("kind", "width"), [("eagle", 256), ("eagle3", 768)])

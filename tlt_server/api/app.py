@@ -45,11 +45,8 @@ def add_routes(app: FastAPI) -> None:
 
 
 def registry() -> "CollectorRegistry":
-    """A registry that reads the metrics of all processes of this server.
-
-    Raises:
-        HTTPException: 404, the server runs without metrics.
-    """
+    """A registry that reads the metrics of all processes of this server. Raises HTTPException: 404, the server runs
+    without metrics."""
     if not get_server_args().enable_metrics:
         raise HTTPException(404, "this server runs without metrics: start it with --enable-metrics")
     from prometheus_client import CollectorRegistry

@@ -23,24 +23,19 @@ def path_of(scope: Scope) -> str:
 
 
 class Authorization:
-    """Middleware that lets nobody through who has not shown the key that a route asks for.
-
-    routes: the application that it is for. keys: None: this process's.
-    """
+    """Middleware that lets nobody through who has not shown the key that a route asks for. routes: the application that
+    it is for. keys: None: this process's."""
 
     def __init__(self, app: ASGIApp, routes: FastAPI, keys: Keys | None = None) -> None:
         self._app, self._routes = app, routes
         self._keys = Keys.from_environment() if keys is None else keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and not self._allowed(scope):
+        key = needed(self._routes, scope, self._keys) if scope["type"] in ("http", "websocket") else None
+        if key is not None and not hmac.compare_digest(_shown(scope), key.encode()):
             await _refuse(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        key = needed(self._routes, scope, self._keys)
-        return key is None or hmac.compare_digest(_shown(scope), key.encode())
 
 
 def needed(routes: FastAPI, scope: Scope, keys: Keys) -> str | None:

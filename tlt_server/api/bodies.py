@@ -84,8 +84,7 @@ def body_of(message: str, rule: Callable[[Any], None] | None = None) -> type[msg
 
     A field that may not be null has no null for a default either.
 
-    Raises:
-        TypeError: nothing says what bounds one of its fields.
+    Raises TypeError: nothing says what bounds one of its fields.
     """
     fields: list[Any] = []
     for field in msgspec.structs.fields(getattr(io_struct, message)):
@@ -93,12 +92,9 @@ def body_of(message: str, rule: Callable[[Any], None] | None = None) -> type[msg
             raise TypeError(f"{message}.{field.name} has no bound: give it one in FIELDS")
         kind = FIELDS[field.name] if field.name in FIELDS else KINDS[field.type]
         required = field.required or (field.default is None and kind is not None and NoneType not in get_args(kind))
-        fields.append((field.name, kind, *(() if required else (_default(field),))))
+        default = msgspec.field(default_factory=field.default_factory) if field.default is NODEFAULT else field.default
+        fields.append((field.name, kind, *(() if required else (default,))))
     return msgspec.defstruct(message, fields, kw_only=True, namespace={"__post_init__": rule} if rule else None)
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default is not NODEFAULT else msgspec.field(default_factory=field.default_factory)
 
 
 def _one_length(body: Any) -> None:

@@ -46,10 +46,8 @@ async def init_weights_update_group(obj: Annotated[InitWeightsUpdateGroupReqInpu
 
 
 async def unreachable(host: str, port: int, within_s: float = REACHED_S) -> str | None:
-    """Why a group cannot be joined; None once its store answers.
-
-    torch waits without an end for a peer that accepts and says nothing: in a thread that nobody waits for.
-    """
+    """Why a group cannot be joined; None once its store answers. torch waits without an end for a peer that accepts and
+    says nothing: in a thread that nobody waits for."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str | None] = loop.create_future()
 

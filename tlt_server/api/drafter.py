@@ -26,11 +26,6 @@ def _drafters(answers: list[Answer]) -> list[Drafter]:
     return [answer.versions.drafter for answer in answers if answer.versions and answer.versions.drafter]
 
 
-def _next(drafters: list[Drafter]) -> int:
-    """A version above all, on all replicas."""
-    return 1 + max((each.staging.version if each.staging else each.newest for each in drafters), default=0)
-
-
 @router.get("/tlt/v1/drafter")
 async def drafter() -> Response:
     """The client's `Drafter`; under data parallelism that of the first replica."""
@@ -49,7 +44,9 @@ async def update(request: Request) -> Response:
     it may be activated by offering it again.
     """
     wanted = await body(request, DrafterUpdate)
-    version = _next(_drafters(await ask(ReadVersions()))) if wanted.version is None else wanted.version
+    if (version := wanted.version) is None:  # above all, on all replicas
+        drafters = _drafters(await ask(ReadVersions()))
+        version = 1 + max((each.staging.version if each.staging else each.newest for each in drafters), default=0)
     answers = await ask(Offer(wanted.path, version, wanted.trained_on, wanted.sha256))
     until = time.monotonic() + STAGING_S
     while any(each.live.version != version for each in _drafters(answers)):

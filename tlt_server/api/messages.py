@@ -5,31 +5,19 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from sglang.srt.managers.io_struct import (
-    AbortReq,
-    BaseBatchReq,
-    BatchTokenizedEmbeddingReqInput,
-    BatchTokenizedGenerateReqInput,
-    TokenizedEmbeddingReqInput,
-    TokenizedGenerateReqInput,
-    msgpack_decode,
-    msgpack_encode,
-)
+from sglang.srt.managers.io_struct import AbortReq, BaseBatchReq, msgpack_decode, msgpack_encode
+
+from tlt_server.engine.requests.intake import BATCHES, REQUESTS
 
 logger = logging.getLogger(__name__)
 
-BATCHES = (BatchTokenizedGenerateReqInput, BatchTokenizedEmbeddingReqInput)
-REQUESTS = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 OPAQUE = ("time_stats", "mm_inputs", "mm_data_mooncake")
 """Of our own making, and pickled on the way; of the rest, types are declared, and upstream checks them nowhere."""
 
 
 def sendable(manager: Any, message: Any) -> Any:
-    """The message, once each value is known to be of its field's type: one that is not would end a scheduler.
-
-    Raises:
-        ValueError: a request's value has no place in its field; upstream answers with status 400.
-    """
+    """The message, once each value is known to be of its field's type: one that is not would end a scheduler. Raises
+    ValueError: a request's value has no place in its field; upstream answers with status 400."""
     replicas = manager.server_args.dp_size
     for each in message if isinstance(message, BATCHES) else (message,) if isinstance(message, REQUESTS) else ():
         plain = msgspec.structs.replace(each, **{name: None for name in OPAQUE if hasattr(each, name)})

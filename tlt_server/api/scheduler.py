@@ -16,11 +16,7 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 
 async def body(request: Request, kind: type[T]) -> T:
-    """A request's JSON as `kind`; an empty body is an empty object.
-
-    Raises:
-        HTTPException: 400, it is not one.
-    """
+    """A request's JSON as `kind`; an empty body is an empty object. Raises HTTPException: 400, it is not one."""
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
@@ -37,9 +33,8 @@ def tokenizer_manager() -> Any:
 async def ask(message: Ask) -> list[Answer]:
     """What each data-parallel replica answers; one asks at a time, the others wait.
 
-    Raises:
-        HTTPException: what a replica refuses, or cannot be sent, 400; for what is active, 409; for settings that
-            cannot be, 422; where it failed, 500.
+    Raises HTTPException: what a replica refuses, or cannot be sent, 400; for what is active, 409; for settings that
+        cannot be, 422; where it failed, 500.
     """
     from sglang.srt.managers.io_struct import TltReqInput
 

@@ -34,18 +34,10 @@ def describe(
     trainer: DrafterTrainer | None,
     devices: list[str],
 ) -> Status:
-    """The status of a server.
-
-    Args:
-        server_args: upstream's.
-        families: one scrape of all metrics.
-        versions: of the active weights.
-        speculation: whether decode steps speculate, and how.
-        trainer: the drafter trainer that the server follows.
-        devices: of all replicas.
-    """
+    """The status of a server, whose metrics are `families`, of one scrape. devices: of all replicas."""
     counts = SpecCounts.read(families)
-    recent = _gauge(families, "sglang:spec_accept_length")
+    lengths = (family.samples for family in families if family.name == "sglang:spec_accept_length")
+    recent = max((sample.value for samples in lengths for sample in samples), default=None)
     return Status(
         version=__version__,
         sglang_version=version("sglang"),
@@ -61,11 +53,6 @@ def describe(
         uptime_s=time.monotonic() - _started,
         help=_one_line(speculation, counts, versions.drafter if versions else None),
     )
-
-
-def _gauge(families: "Sequence[Metric]", name: str) -> float | None:
-    values = [sample.value for family in families if family.name == name for sample in family.samples]
-    return max(values, default=None)
 
 
 def _one_line(speculation: Speculation, counts: SpecCounts, drafter: Drafter | None) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from rich.console import Console, Group
@@ -59,9 +58,7 @@ class View:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -106,7 +103,7 @@ def lines(now: Now) -> list[str]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Accept length and reward by RL step, and where another drafter was in force; PNG, or what the name ends in."""
+    """Accept length and reward by RL step, and where another drafter was active; PNG, or what the name ends in."""
     from matplotlib.figure import Figure  # an extra's
 
     steps = range(1, len(rows) + 1)

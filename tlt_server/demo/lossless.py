@@ -22,12 +22,8 @@ REST: Tokens = ()
 def enumerate_law(next_probs: NextProbs, prompt: Tokens, length: int, rarest: float) -> dict[Tokens, float]:
     """The law of the first `length` tokens after a prompt.
 
-    Args:
-        next_probs: the target, its temperature and filters applied.
-        rarest: continuations less probable than this are not followed.
-
-    Returns:
-        Probability by continuation; what is missing from one stands under `REST`.
+    next_probs: the target, its temperature and filters applied. rarest: continuations less probable are not followed.
+    Returns probability by continuation; what is missing from one stands under `REST`.
     """
     law: dict[Tokens, float] = {(): 1.0}
     for _ in range(length):
@@ -70,14 +66,9 @@ def surprise_z(responses: Iterable[tuple[torch.Tensor, Tokens]]) -> float:
     A token's surprise is -log p, whose expectation is the law's entropy: the excess over all tokens is a martingale of
     known variance, wherever responses end. A server that keeps drafts which it should refuse is less surprising.
 
-    Args:
-        responses: the logits before each token, [length, vocab], temperature and filters applied; and the tokens.
-
-    Returns:
-        Standard normal if the responses come from the law; infinite where a token is that the law excludes.
-
-    Raises:
-        ValueError: each token was certain, or as likely as all others that are possible.
+    responses: the logits before each token, [length, vocab], temperature and filters applied; and the tokens.
+    Returns standard normal if the responses come from the law; infinite where a token is that the law excludes.
+    Raises ValueError: each token was certain, or as likely as all others that are possible.
     """
     excess = variance = 0.0
     for logits, sampled in responses:

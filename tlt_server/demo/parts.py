@@ -21,8 +21,7 @@ def run(part: str, problems: int, steps: int, plot: Path, console: Console) -> t
     Requests of both parts are counted together. The picture of the loop goes to `plot`. `both` does without the loop,
     and says so, where its packages are not installed.
 
-    Raises:
-        ConfigError: `loop` needs packages that are not installed.
+    Raises ConfigError: `loop` needs packages that are not installed.
     """
     figures, faults = Figures(), list[str]()
     missing = next((name for name in OF_THE_LOOP if not importlib.util.find_spec(name)), None)

@@ -51,15 +51,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_parameters: dict[str, Any] | UnsetType = UNSET
     dtype: Literal["bfloat16", "float16", "float32"] = "float32"
 
-    @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """Features of a head, D."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
 
 class EagleConfig(msgspec.Struct, frozen=True):
     """EAGLE-3's own part: the target's layers whose outputs the drafter reads, counted from 0."""
@@ -68,10 +59,8 @@ class EagleConfig(msgspec.Struct, frozen=True):
 
 
 class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
-    """A drafter's config.json.
-
-    draft_vocab_size: of EAGLE-3 alone: tokens that its own head knows; None: it has the target's head.
-    """
+    """A drafter's config.json. draft_vocab_size: of EAGLE-3 alone: tokens that its own head knows; None: it has the
+    target's head."""
 
     tie_word_embeddings: bool = False
     draft_vocab_size: Count | UnsetType | None = UNSET
@@ -81,21 +70,13 @@ class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
     def kind(self) -> DrafterKind:
         return DrafterKind.EAGLE3 if self.architectures[0] == EAGLE3 else DrafterKind.EAGLE
 
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs the drafter reads side by side; none for EAGLE."""
-        return self.eagle_config.eagle_aux_hidden_state_layer_ids if self.eagle_config else ()
-
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
-    """What a drafter needs to know of a target's config.json; `where` names it in the error.
-
-    Raises:
-        ConfigError: a target that no drafter can be made for, or a key that is missing or ill-typed.
-    """
+    """What a drafter needs to know of a target's config.json; `where` names it in the error. Raises ConfigError: a
+    target that no drafter can be made for, or a key that is missing or ill-typed."""
     model_type, architectures = str(raw.get("model_type")), raw.get("architectures") or []
     family = FAMILIES.get(model_type)
     if family is None or family.architecture not in architectures:
@@ -113,14 +94,15 @@ def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
 
 def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | None = None) -> DrafterConfig:
     """The config of a drafter with one layer of the target's sizes. draft_vocab: tokens that it can propose; None: all.
-
-    Raises:
-        ConfigError: a vocabulary that cannot be, or too shallow a target.
-    """
+    Raises ConfigError: a vocabulary that cannot be, or too shallow a target."""
     if draft_vocab is not None:
         _check_vocab(target, kind, draft_vocab)
     common = {name: getattr(target, name) for name in ModelConfig.__struct_fields__}
-    common |= {"num_hidden_layers": 1, "num_key_value_heads": target.kv_heads, "head_dim": target.head_size}
+    common |= {
+        "num_hidden_layers": 1,
+        "num_key_value_heads": target.num_key_value_heads or target.num_attention_heads,
+        "head_dim": target.head_dim or target.hidden_size // target.num_attention_heads,
+    }
     if kind is DrafterKind.EAGLE:
         family = FAMILIES[target.model_type]
         return DrafterConfig(**common | {"architectures": (family.eagle,), "model_type": family.eagle_model_type})
@@ -136,8 +118,7 @@ def eagle3_layers(layers: int) -> tuple[int, ...]:
 
     SGLang's choice, and so that of published drafters; a target too shallow for it gives the last three but one.
 
-    Raises:
-        ConfigError: fewer than four layers. The last one's output is not to be had.
+    Raises ConfigError: fewer than four layers. The last one's output is not to be had.
     """
     if layers <= EAGLE3_LAYERS:
         raise ConfigError(f"EAGLE-3 reads {EAGLE3_LAYERS} layers before the last; the target has {layers} in all")

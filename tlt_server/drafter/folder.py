@@ -34,12 +34,9 @@ def create(
 ) -> DrafterConfig:
     """Writes a drafter that has learnt nothing to a new folder, whole or not at all.
 
-    Args:
-        target: a folder, or a name on the hub. Its weights are read for a draft vocabulary alone.
-        draft_vocab: the drafter knows the most frequent tokens alone; its head starts as their rows of the target's.
-
-    Raises:
-        ConfigError: a target that no drafter can be made for, or a folder that cannot be made.
+    target: a folder, or a name on the hub. Its weights are read for a draft vocabulary alone.
+    draft_vocab: the drafter knows the most frequent tokens alone; its head starts as their rows of the target's.
+    Raises ConfigError: a target that no drafter can be made for, or a folder that cannot be made.
     """
     folder, target_config = find_target(target)
     config = drafter_config(target_config, kind, draft_vocab.size if draft_vocab else None)
@@ -64,8 +61,7 @@ def cached(target: str, kind: DrafterKind, cache: Path) -> Path:
 
     Targets whose drafters have the same config share one. Calls at once, of several processes, do no harm.
 
-    Raises:
-        ConfigError: as `create`.
+    Raises ConfigError: as `create`.
     """
     _, target_config = find_target(target)
     digest = hashlib.sha256(drafter_config(target_config, kind).to_json()).hexdigest()

@@ -23,8 +23,7 @@ def read_tensor(folder: Path, *names: str, like: Tensor | None = None) -> Tensor
 
     Not mapped: whoever cuts a mapped file short ends the process.
 
-    Raises:
-        ConfigError: they hold none, it is not of the shape of `like`, or one of the files is damaged.
+    Raises ConfigError: they hold none, it is not of the shape of `like`, or one of the files is damaged.
     """
     try:
         paths = sorted(folder.glob("*.safetensors"))

@@ -46,7 +46,6 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
         if isinstance(recv_req, TltReqInput):
             return _answered(scheduler, recv_req)
         state = scheduler.weight_updater.state
-        _see(state, recv_req)
         output = _passed_on(scheduler, recv_req)
         if isinstance(recv_req, UPDATES):
             state.speculation.interrupted()
@@ -57,32 +56,29 @@ def dispatch(scheduler: Any, recv_req: Any) -> Any:
 
 
 def _passed_on(scheduler: Any, recv_req: Any) -> Any:
-    """To SGLang; a scheduler that is held is idle only once its requests are put aside, which upstream waits for."""
-    if scheduler._engine_paused and isinstance(recv_req, FlushCacheReqInput):
-        flush_under_load(scheduler, empty_cache=True)
-        return FlushCacheReqOutput(success=True)
-    if isinstance(recv_req, AbortReq):
+    """To SGLang, what trainers do around a publication being noted. A scheduler that is held is idle only once its
+    requests are put aside, which upstream waits for."""
+    state, memory = scheduler.weight_updater.state, scheduler.weight_updater.memory
+    if isinstance(recv_req, PauseGenerationReqInput):
+        state.publications.paused()
+        state.speculation.interrupted()
+    elif isinstance(recv_req, ContinueGenerationReqInput):
+        state.publications.continued()
+    elif isinstance(recv_req, FlushCacheReqInput):
+        state.publications.flushed()
+        if scheduler._engine_paused:
+            flush_under_load(scheduler, empty_cache=True)
+            return FlushCacheReqOutput(success=True)
+    elif isinstance(recv_req, AbortReq):
         if scheduler._engine_paused:
             queue_what_ends(scheduler, recv_req)
         answer_waiting(scheduler, recv_req)
     output = handle(scheduler, recv_req)
     if isinstance(recv_req, PauseGenerationReqInput):
-        scheduler.weight_updater.memory.paused()
+        memory.paused()
     elif isinstance(recv_req, ContinueGenerationReqInput):
-        scheduler.weight_updater.memory.continued()
+        memory.continued()
     return output
-
-
-def _see(state: Any, recv_req: Any) -> None:
-    """What trainers do around a publication."""
-    publications = state.publications
-    if isinstance(recv_req, PauseGenerationReqInput):
-        publications.paused()
-        state.speculation.interrupted()
-    elif isinstance(recv_req, ContinueGenerationReqInput):
-        publications.continued()
-    elif isinstance(recv_req, FlushCacheReqInput):
-        publications.flushed()
 
 
 def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:

@@ -9,22 +9,19 @@ from tlt_client.schemas import Event
 
 logger = logging.getLogger(__name__)
 
+KEPT = 1000
 Detail = str | int | float | bool | None
 
 
 class EventLog:
-    """The last events of one scheduler process, oldest first.
-
-    replica: the number of its data-parallel replica.
-    kept: how many are remembered.
-    """
+    """The last `KEPT` events of one scheduler process, oldest first. replica: its number, of data parallelism."""
 
     told: Callable[[Event], None] | None = None
     """Called with each event."""
 
-    def __init__(self, replica: int = 0, kept: int = 1000) -> None:
+    def __init__(self, replica: int = 0) -> None:
         self._replica = replica
-        self._events: deque[Event] = deque(maxlen=kept)
+        self._events: deque[Event] = deque(maxlen=KEPT)
         self._next = 1
 
     def add(self, kind: str, **detail: Detail) -> None:

@@ -14,11 +14,8 @@ from tlt_server.strategy.estimates import Learned
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """A session of weight updates begins.
-
-    selector: for its calls that have none.
-    allow_partial: what it does not carry stays active.
-    """
+    """A session of weight updates begins. selector: for its calls that have none. allow_partial: what it does not carry
+    stays active."""
 
     selector: str | None = None
     allow_partial: bool = False
@@ -151,12 +148,9 @@ Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | L
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one replica answers.
 
-    refusal: why nothing was done; None where it was.
-    out_of_turn: whether it was refused for what is active, not for what it is.
-    invalid: whether it was refused for settings that cannot be.
-    failure: what went wrong on our side, where it did.
-    devices: of all ranks of the replica.
-    held: whether no step runs until generation continues or memory comes back.
+    refusal: why nothing was done; None where it was. out_of_turn: it was refused for what is active, not for what it
+    is. invalid: it was refused for settings that cannot be. failure: what went wrong on our side. devices: of all ranks
+    of the replica. held: no step runs until generation continues or memory comes back.
     """
 
     refusal: str | None = None

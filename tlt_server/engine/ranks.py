@@ -12,10 +12,7 @@ import torch.distributed as dist
 
 def objections(group: Any, mine: str | None) -> list[str]:
     """What the ranks object to the step that all of them are about to take; empty where they agree. A collective.
-
-    Args:
-        mine: this rank's objection, or None.
-    """
+    mine: this rank's objection, or None."""
     if group is None:
         return [] if mine is None else [mine]
     if lowest(group, mine is None):
@@ -41,9 +38,7 @@ def lowest(group: Any, mine: int) -> int:
 
 def twin(group: Any, timeout_s: float) -> Any:
     """Another group of the same ranks, for another thread: the collectives of one group have one order. A collective.
-
-    timeout_s: after which what waits for another rank raises RuntimeError.
-    """
+    timeout_s: after which what waits for another rank raises RuntimeError."""
     if group is None:
         return None
     ranks = dist.get_process_group_ranks(group)
@@ -52,10 +47,7 @@ def twin(group: Any, timeout_s: float) -> Any:
 
 def joined(group: Any, part: torch.Tensor) -> torch.Tensor | None:
     """The ranks' rows, one rank's after the other's, on the first rank; None on the others. A collective.
-
-    Args:
-        part: [n, ...] on the CPU, contiguous, of one shape and dtype on all ranks.
-    """
+    part: [n, ...] on the CPU, contiguous, of one shape and dtype on all ranks."""
     if group is None:
         return part
     parts, whole = None, None

@@ -16,13 +16,7 @@ DEFAULT = timedelta(minutes=30)
 
 def loopback_store(port: int) -> str:
     """The `init_method` of ranks of one machine that meet at this port."""
-    if not _registered:
-        register_rendezvous_handler(SCHEME, _meet)
-        _registered.append(SCHEME)
     return f"{SCHEME}://{HOST}:{port}"
-
-
-_registered: list[str] = []
 
 
 def _meet(url: str, timeout: timedelta = DEFAULT, **_: Any) -> Iterator[tuple[Store, int, int]]:
@@ -38,3 +32,6 @@ def _store(port: int, rank: int, ranks: int, timeout: timedelta) -> Store:
         return TCPStore(HOST, port, ranks, is_master=False, timeout=timeout)
     listener = socket.create_server((HOST, port), backlog=128)
     return TCPStore(HOST, port, ranks, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+
+
+register_rendezvous_handler(SCHEME, _meet)

@@ -11,7 +11,7 @@ from tlt_server.errors import ForkError
 from tlt_server.fork.metadata import fork_version, rewrite_metadata, rewrite_version
 from tlt_server.fork.patching import apply_series, check_after, check_before, mark
 from tlt_server.fork.pristine import SGLANG, Host, Release, fetch, require_host, require_python, this_python
-from tlt_server.fork.series import Image, Series, load_images, load_series, sha256
+from tlt_server.fork.series import Image, Series, load_images, load_series, patches_dir, sha256
 from tlt_server.fork.wheelfile import Entry, write_wheel
 
 VERSION_FILE = "sglang/_version.py"
@@ -33,13 +33,10 @@ def build_fork(
     *,
     root: Path | None = None,
     release: Release = SGLANG,
-    host: Host | None = None,
 ) -> Built:
     """Make the fork's wheel for `python` ("3.11"; the running one) in `out`, of a local pristine `wheel` or a download.
-
-    Raises ForkError or PatchError, and then leaves nothing behind.
-    """
-    require_host(host or Host.here())
+    Raises ForkError or PatchError, and then leaves nothing behind."""
+    require_host(Host.here())
     python = python or this_python()
     require_python(python)
     series, images = load_series(root), load_images(root)
@@ -69,11 +66,11 @@ def is_fork_wheel(wheel: Path, images: Mapping[str, Image]) -> bool:
 
 
 def notice() -> bytes:
-    """Our NOTICE: beside this file in an installed wheel, at the top of the repository in a checkout."""
-    for folder in (Path(__file__).parent, Path(__file__).parents[2]):
-        if (folder / "NOTICE").is_file():
-            return (folder / "NOTICE").read_bytes()
-    raise ForkError(f"NOTICE is missing from {Path(__file__).parent}: install tlt-server again")
+    """Our NOTICE, which lies beside the patches. Raises ForkError: it is missing."""
+    path = patches_dir().parent / "NOTICE"
+    if not path.is_file():
+        raise ForkError(f"{path} is missing: install tlt-server again")
+    return path.read_bytes()
 
 
 def _changed_files(archive: ZipFile, series: Series, images: Mapping[str, Image], version: str) -> Mapping[str, bytes]:

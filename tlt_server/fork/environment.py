@@ -66,10 +66,8 @@ def install_command(python: Path) -> list[str]:
 
 
 def reinstall_options(command: list[str]) -> list[str]:
-    """Options by which an `install_command` installs again, afresh, a version that is there already.
-
-    uv links installed files to those of its cache, so that whoever edits the one may have edited the other.
-    """
+    """Options by which an `install_command` installs again, afresh, a version that is there already. uv links installed
+    files to those of its cache, so that whoever edits the one may have edited the other."""
     return ["--force-reinstall"] if command[1] == "-m" else ["--reinstall", "--no-cache"]
 
 

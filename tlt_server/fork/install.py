@@ -23,9 +23,7 @@ from tlt_server.fork.status import Verdict, check
 
 def install_fork(extra: str | None = None, python: Path | None = None, pristine: Path | None = None) -> bool:
     """Build the fork for an interpreter, by default the running one, of a local `pristine` wheel, and install it there.
-
-    Returns False, without building, where it is complete already. Raises what `build_fork` and `install` raise.
-    """
+    Returns False, without building, where it is complete already. Raises what `build_fork` and `install` raise."""
     require_host(Host.here())
     environment = Environment.of(python or Path(sys.executable))
     require_python(environment.python)
@@ -44,7 +42,10 @@ def install(wheel: Path, extra: str | None = None, python: Path | None = None) -
     """
     environment = Environment.of(python or Path(sys.executable))
     _refuse_wheel(wheel, environment)
-    torch = _kept_torch(environment, _requirements(_wheel_metadata(wheel), extra))
+    with ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    torch = _kept_torch(environment, _requirements(metadata, extra))
     if _complete(environment, extra):
         return False
     command = install_command(environment.interpreter)
@@ -79,12 +80,6 @@ def _refuse_wheel(wheel: Path, environment: Environment) -> None:
             f"{wheel.name} is not for the Python {environment.python} of {environment.interpreter}: make one with"
             f" `tlt-server fork build --python {environment.python}`"
         )
-
-
-def _wheel_metadata(wheel: Path) -> str:
-    with ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return archive.read(name).decode()
 
 
 def _requirements(metadata: str, extra: str | None) -> list[Requirement]:

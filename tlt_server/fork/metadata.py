@@ -62,11 +62,8 @@ CORE = (
 
 
 def fork_version(series: Series) -> str:
-    """`0.5.17+tlt.<hash>`, the hash naming this series and these requirements.
-
-    The hash is nine hex digits of a sha256 that begin with a letter: installers drop the leading zeros of a part that
-    has digits only.
-    """
+    """`0.5.17+tlt.<hash>`, the hash naming this series and these requirements. The hash is nine hex digits of a sha256
+    that begin with a letter: installers drop the leading zeros of a part that has digits only."""
     digest = hashlib.sha256(repr((FORMAT, CORE)).encode())
     for patch in series.patches:
         digest.update(f"\0{patch.name}\0{len(patch.content)}\0".encode() + patch.content)
@@ -82,12 +79,14 @@ def rewrite_metadata(upstream: str, version: str) -> str:
     required: list[str] = []
     for line in headers.split("\n"):
         name, _, value = line.partition(": ")
-        if name == "Requires-Dist" and not _in_extra(value):
+        if name == "Requires-Dist" and "extra ==" not in value.partition(";")[2]:
             required.append(value)
         else:
             kept.append(f"Version: {version}" if name == "Version" else line)
     first = next((i for i, line in enumerate(kept) if line.startswith("Provides-Extra: ")), len(kept))
-    ours = [f"Requires-Dist: {line}" for line in _core(required)]
+    upstreams = {canonicalize_name(Requirement(line).name): line for line in required}
+    core = (line if Requirement(line).specifier else upstreams.get(canonicalize_name(line), line) for line in CORE)
+    ours = [f"Requires-Dist: {line}" for line in core]
     ours += [f"Provides-Extra: {GPU}", *(f"Requires-Dist: {_as_extra(line)}" for line in required)]
     return "\n".join([*kept[:first], *ours, *kept[first:], "License-File: NOTICE"]) + blank + body
 
@@ -101,15 +100,6 @@ def rewrite_version(source: str, version: str) -> str:
             raise PatchError(f"sglang/_version.py has {old} {source.count(old)} times: not the file of SGLang {public}")
         source = source.replace(old, new)
     return source
-
-
-def _core(required: list[str]) -> list[str]:
-    upstream = {canonicalize_name(Requirement(line).name): line for line in required}
-    return [line if Requirement(line).specifier else upstream.get(canonicalize_name(line), line) for line in CORE]
-
-
-def _in_extra(requirement: str) -> bool:
-    return "extra ==" in requirement.partition(";")[2]
 
 
 def _as_extra(requirement: str) -> str:

@@ -30,10 +30,8 @@ class PatchedFile:
 
 
 def apply_series(series: Series, pristine: ZipFile) -> Mapping[str, PatchedFile]:
-    """Apply every patch, strictly and in order: path in the wheel -> that file.
-
-    Raises PatchError for a patch that git refuses, skips, or that touches anything but .py files.
-    """
+    """Apply every patch, strictly and in order: path in the wheel -> that file. Raises PatchError for a patch that git
+    refuses, skips, or that touches anything but .py files."""
     with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
         tree = Path(scratch).resolve()
         _refuse_repository(tree)

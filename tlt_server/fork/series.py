@@ -17,18 +17,7 @@ SERIES = "series"
 IMAGES = "images.sha256"
 _KNOWN = {SERIES, IMAGES, "README.md", "OVERRIDES.md"}
 _NAME = re.compile(r"\d{4}-[a-z0-9-]+\.patch")
-_FIELD = re.compile(r"(Subject|Why|Seam|Test): *(.*)")
 _IMAGE = re.compile(r"(-|[0-9a-f]{64}) ([0-9a-f]{64}) (\S+\.py)")
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a patch says of itself before its diff; every field is one line of words, its folds joined by spaces."""
-
-    subject: str
-    why: str
-    seam: str
-    test: str
 
 
 @dataclass(frozen=True)
@@ -70,10 +59,8 @@ def sha256(content: bytes) -> str:
 
 
 def load_series(root: Path | None = None) -> Series:
-    """Read the series under `root`, by default ours.
-
-    Raises PatchError for a patch that is listed twice or not there, and for any file that the series does not explain.
-    """
+    """Read the series under `root`, by default ours. Raises PatchError for a patch that is listed twice or not there,
+    and for any file that the series does not explain."""
     root = root or patches_dir()
     names = _listed(root / SERIES)
     for name in names:
@@ -99,27 +86,6 @@ def load_images(root: Path | None = None) -> Mapping[str, Image]:
             raise PatchError(f"{path}: {line!r} is not `before after path`, or its path is listed twice")
         images[match[3]] = Image(None if match[1] == "-" else match[1], match[2])
     return images
-
-
-def parse_header(patch: Patch) -> Header:
-    """Read the words before the diff. Raises PatchError where one of the four fields is missing, empty or repeated."""
-    head = patch.content.decode().split("diff --git ", 1)[0]
-    fields: dict[str, str] = {}
-    field = ""
-    for line in head.splitlines():
-        if match := _FIELD.fullmatch(line):
-            field = match[1]
-            if field in fields:
-                raise PatchError(f"{patch.path} has two `{field}:` lines: keep one")
-            fields[field] = match[2].strip()
-        elif field and line.startswith((" ", "\t")):
-            fields[field] = f"{fields[field]} {line.strip()}".strip()
-        elif line:
-            raise PatchError(f"{patch.path}: {line!r} is neither a header field nor the (indented) rest of one")
-    for name in ("Subject", "Why", "Seam", "Test"):
-        if not fields.get(name):
-            raise PatchError(f"{patch.path} has no `{name}:` line before its diff")
-    return Header(fields["Subject"], fields["Why"], fields["Seam"], fields["Test"])
 
 
 def _listed(path: Path) -> list[str]:

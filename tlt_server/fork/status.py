@@ -33,7 +33,6 @@ class ForkStatus:
 
     verdict: Verdict
     installed: str | None
-    expected: str
     message: str
 
     @property
@@ -49,7 +48,7 @@ def check(path: Sequence[str] | None = None, root: Path | None = None) -> ForkSt
     installed = next(iter(distributions(name="sglang", path=list(path))), None)
     verdict, problem = _verdict(installed, expected, path, root)
     message = f"SGLang {expected} is installed" if verdict is Verdict.OURS else f"{problem}: {REMEDY}"
-    return ForkStatus(verdict, installed.version if installed else None, expected, message)
+    return ForkStatus(verdict, installed.version if installed else None, message)
 
 
 def require_fork() -> ForkStatus:

@@ -1,7 +1,7 @@
 """The drafter trainer, `tlt-server train`: keeps a drafter aligned with a target that changes. Nothing imports SGLang.
 
 data/       features off the wire: checked, numbered by target, buffered; prompts to replay
-learn/      networks, packs, chains, losses, a training step, its spread over processes and GPUs
+learn/      packs, chains, losses, a training step, its spread over processes and GPUs
 publish/    expected accept length, when to publish, drafters as folders, exports
 
 start.py    from settings (config.py) to a running service; checkpoint.py: what a killed one resumes from

@@ -35,11 +35,8 @@ class Saved(NamedTuple):
 
 
 def newest(folder: Path) -> Saved | None:
-    """The last checkpoint in a folder that is whole, or None; whoever else writes there.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
+    """The last checkpoint in a folder that is whole, or None; whoever else writes there. Raises ConfigError: it is
+    damaged."""
     if not (steps := _steps(folder)):
         return None
     try:
@@ -65,28 +62,17 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Copies tensors of any device, and returns while they are written with `facts`, as JSON.
 
-        Args:
-            step: number of the checkpoint; larger than any before.
-
-        Raises:
-            DiskFailed: the checkpoint before could not be written; this one is under way all the same.
+        step: number of the checkpoint; larger than any before.
+        Raises DiskFailed: the checkpoint before could not be written; this one is under way all the same.
         """
         try:
             self.wait()
         finally:
-            self._begin(step, tensors, facts)
-
-    def _begin(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        is_copied = self._copy(tensors)
-        content = msgspec.json.encode(facts)
-        self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
+            is_copied, content = self._copy(tensors), msgspec.json.encode(facts)
+            self._writing = self._thread.submit(self._write, step, dict(self._host), content, is_copied)
 
     def wait(self) -> None:
-        """Until nothing is being written.
-
-        Raises:
-            DiskFailed: the last checkpoint could not be written.
-        """
+        """Until nothing is being written. Raises DiskFailed: the last checkpoint could not be written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
@@ -103,10 +89,8 @@ class Checkpoints:
         return newest(self._folder)
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
-        """Into host memory that stays, pinned where it is a GPU's; the copy is made when the result returns.
-
-        What comes later on the GPU's stream comes after the copy, so training need not wait for it.
-        """
+        """Into host memory that stays, pinned where it is a GPU's; the copy is made when the result returns. What comes
+        later on the GPU's stream comes after the copy, so training need not wait for it."""
         if tensors.keys() != self._host.keys():
             self._host = {
                 name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
@@ -124,25 +108,20 @@ class Checkpoints:
         whole = self._folder / f"step-{step:08}"
         partial = self._folder / f".{whole.name}"
         try:
-            self._write_to(partial, whole, tensors, facts, is_copied)
+            partial.mkdir()
+            is_copied()
+            save_file(tensors, partial / TENSORS)
+            _to_disk(partial / TENSORS)
+            (partial / MARKER).write_bytes(facts)
+            _to_disk(partial / MARKER)
+            partial.rename(whole)
+            _to_disk(self._folder)
+            for old in _steps(self._folder)[: -self._keep]:
+                (old / MARKER).unlink()  # first: a folder half removed is no checkpoint
+                shutil.rmtree(old)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise DiskFailed(f"checkpoint {whole} cannot be written ({error}): make room there") from error
-
-    def _write_to(
-        self, partial: Path, whole: Path, tensors: dict[str, Tensor], facts: bytes, is_copied: Callable[[], None]
-    ) -> None:
-        partial.mkdir()
-        is_copied()
-        save_file(tensors, partial / TENSORS)
-        _to_disk(partial / TENSORS)
-        (partial / MARKER).write_bytes(facts)
-        _to_disk(partial / MARKER)
-        partial.rename(whole)
-        _to_disk(self._folder)
-        for old in _steps(self._folder)[: -self._keep]:
-            (old / MARKER).unlink()  # first: a folder half removed is no checkpoint
-            shutil.rmtree(old)
 
 
 def _steps(folder: Path) -> list[Path]:

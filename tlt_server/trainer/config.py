@@ -122,11 +122,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def read(cls, path: Path | None, flags: dict[str, Any], defaults: dict[str, Any]) -> Self:
-        """The file's settings, before `defaults`; those of `flags` that are not None before them.
-
-        Raises:
-            ConfigError: the file is missing or not TOML; a setting is missing, unknown, ill-typed or out of range.
-        """
+        """The file's settings, before `defaults`; those of `flags` that are not None before them. Raises ConfigError:
+        the file is missing or not TOML; a setting is missing, unknown, ill-typed or out of range."""
         said = read_toml(path, dict[str, Any]) if path else {}
         given = {name: value for name, value in flags.items() if value is not None}
         try:

@@ -19,11 +19,8 @@ NAME = "trainer.lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder, and keeps others out while the context lasts.
-
-    Raises:
-        ConfigError: it cannot be made, or another trainer runs in it.
-    """
+    """Makes the folder, and keeps others out while the context lasts. Raises ConfigError: it cannot be made, or another
+    trainer runs in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
@@ -54,21 +51,21 @@ WITHIN_S = 15.0
 """Seconds, of which the last checkpoint takes most."""
 
 
-def ended_by_signals(over: threading.Event, within_s: float = WITHIN_S) -> None:
+def ended_by_signals(over: threading.Event) -> None:
     """Sets the event at SIGINT or SIGTERM. A thread is told by the interpreter, too: it ends the process where the main
     thread, whose Python may not run while it waits, has not in time."""
     told, tells = socket.socketpair()
     tells.setblocking(False)
-    threading.Thread(target=_end, args=(told, tells, within_s), name="ending", daemon=True).start()
+    threading.Thread(target=_end, args=(told, tells), name="ending", daemon=True).start()
     signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
 
 
-def _end(told: socket.socket, tells: socket.socket, within_s: float) -> None:
+def _end(told: socket.socket, tells: socket.socket) -> None:
     """tells: kept open as long as the thread lives."""
     with told, tells:
         told.recv(1)
-        time.sleep(within_s)
-        log.error("the trainer was told to end, and has not within %g s: it does now", within_s)
+        time.sleep(WITHIN_S)
+        log.error("the trainer was told to end, and has not within %g s: it does now", WITHIN_S)
         os._exit(1)

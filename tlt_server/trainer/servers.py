@@ -27,11 +27,8 @@ UNUSABLE_KEPT = 64
 
 @dataclass
 class _Server:
-    """peer: its name in this life. count: of its target. drafter: the version in force.
-
-    settled: the newest drafter of which it has said what became. given, given_at: the newest that it has, and since
-    when.
-    """
+    """peer: its name in this life. count: of its target. drafter: the active version. settled: the newest drafter of
+    which it has said what became. given, given_at: the newest that it has, and since when."""
 
     peer: str
     heard: float = 0.0
@@ -64,14 +61,12 @@ class Servers:
 
     @property
     def drafter(self) -> int:
-        """The newest version in force; 0 where all have the one that they were started with."""
+        """The newest active version; 0 where all have the one that they were started with."""
         return max((server.drafter for server in self._servers.values()), default=0)
 
     def is_on_its_way(self, version: int) -> bool:
-        """Whether a drafter that was published is in force nowhere yet, nor refused, nor rolled back.
-
-        The first server to say so counts, lest a slow one hold up the others; one that is silent does not.
-        """
+        """Whether a drafter that was published is active nowhere yet, nor refused, nor rolled back. The first server to
+        say so counts, lest a slow one hold up the others; one that is silent does not."""
         now = self._clock()
         return not any(server.has_settled(version, now) for server in self._present().values())
 
@@ -120,11 +115,8 @@ class Servers:
             self.newest_drafter = max(self.newest_drafter, version)
         elif not self._has_warned:
             self._has_warned = True
-            log.warning(
-                "%s says that it was given drafter %d, which ours cannot go beyond: it gets none. Restart it",
-                name,
-                version,
-            )
+            said = "%s says that it was given drafter %d, which ours cannot go beyond: it gets none. Restart it"
+            log.warning(said, name, version)
 
     def _note(self, name: str, server: _Server, message: Message) -> None:
         match message:
@@ -135,9 +127,9 @@ class Servers:
             case TargetShared(target_version=count, path=path):
                 if (target := self.targets.of(name, count)) is not None:
                     self._share(target, path)
-            case DrafterSwapped(version=version, outcome=outcome, drafter_version=in_force, reason=reason):
-                server.drafter, server.settled = in_force, max(server.settled, version)
-                log.info("%s: drafter %d is %s; %d in force. %s", name, version, outcome, in_force, reason)
+            case DrafterSwapped(version=version, outcome=outcome, drafter_version=active, reason=reason):
+                server.drafter, server.settled = active, max(server.settled, version)
+                log.info("%s: drafter %d is %s; %d is active. %s", name, version, outcome, active, reason)
             case DrafterRefused(version=version, reason=reason):
                 server.settled = max(server.settled, version)
                 log.warning("%s refuses drafter %d: %s", name, version, reason)

@@ -20,7 +20,7 @@ from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.learn.chains import Frozen
-from tlt_server.trainer.learn.loop import Metrics, Trainer
+from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import pack
@@ -37,7 +37,7 @@ from tlt_server.wire.trainer import Sender
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
-"""Until the next look at the control link, while no features arrive."""
+"""Until the control link is read again, while no features arrive."""
 
 HOST = torch.device("cpu")
 
@@ -88,17 +88,14 @@ class Service:
         self.status = self._status()
 
     def run(self) -> None:
-        """Until it is told to end; saves what it has learnt then.
-
-        Raises:
-            ConfigError: the drafter that was published last is damaged.
-            RankLost: another process of this trainer is gone.
-        """
+        """Until it is told to end; saves what it has learnt then. Raises ConfigError: the drafter that was published
+        last is damaged. Raises RankLost: another process of this trainer is gone."""
         if self._edition is not None:
             self._send(self._edition)
         while not self._is_over():
             self._hear()
-            self._gather()
+            for feature in self._parts.inbox.read():
+                self._parts.buffer.add(feature)
             self._give_back()
             present = self._parts.workers.training()
             if waits_for := self._waits_for(present):
@@ -136,10 +133,6 @@ class Service:
         except ConfigError as error:
             log.warning("target %d: what drafters share with it cannot be used: %s", target, error)
             servers.forget(target)
-
-    def _gather(self) -> None:
-        for feature in self._parts.inbox.read():
-            self._parts.buffer.add(feature)
 
     def _give_back(self) -> None:
         """Frees the devices that rollouts need again."""
@@ -187,17 +180,14 @@ class Service:
         metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
         entries = sum(run.entries for run in runs)
         self._learnt += entries
-        self._note(metrics, entries / (time.monotonic() - began))
-        is_new = parts.trainer.frozen.version > self._judged_for  # at once, for the drafter in force has gone stale
-        self._judgement_is_due |= is_new or metrics.step % self._config.gate.every == 0
-        if metrics.step % self._config.checkpoint_every == 0:
-            self._save()
-
-    def _note(self, metrics: Metrics, rate: float) -> None:
-        self._loss = metrics.loss
+        rate, self._loss = entries / (time.monotonic() - began), metrics.loss
         self._rate += (RECENT if self._rate else 1.0) * (rate - self._rate)
         if metrics.skipped:
             log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
+        is_new = parts.trainer.frozen.version > self._judged_for  # at once, for the active drafter has gone stale
+        self._judgement_is_due |= is_new or metrics.step % self._config.gate.every == 0
+        if metrics.step % self._config.checkpoint_every == 0:
+            self._save()
 
     def _may_judge(self) -> bool:
         """Whether a judgement is due; not while the last drafter is on its way, or on a slow link each would be
@@ -208,7 +198,7 @@ class Service:
         return self._edition is None or not servers.is_on_its_way(self._edition.version)
 
     def _judge(self) -> None:
-        """Publishes the drafter in training, where it is better than the one in force."""
+        """Publishes the drafter in training, where it is better than the active one."""
         parts, self._judgement_is_due = self._parts, False
         self._take_back()
         verdict = parts.judge.compare(parts.trainer, parts.buffer.held_out(), parts.servers.drafter)
@@ -265,6 +255,7 @@ class Service:
             target=parts.servers.targets.newest,
             frozen=parts.trainer.frozen.version,
             published=self._edition.version if self._edition else 0,
+            active=parts.servers.drafter,
             in_force=parts.servers.drafter,
             candidate=verdict.candidate if verdict else None,
             live=verdict.live if verdict else None,

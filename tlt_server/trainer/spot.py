@@ -13,7 +13,7 @@ returns what is to be done. Times are seconds of any clock that does not go back
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 class State(Enum):
@@ -22,23 +22,20 @@ class State(Enum):
     TRAINING = "training"
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Train on `workers` too, data parallel with those that train already."""
 
     workers: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Yield:
+class Yield(NamedTuple):
     """Stop training on `worker` and free its memory, before `deadline`."""
 
     worker: str
     deadline: float
 
 
-@dataclass(frozen=True)
-class Overdue:
+class Overdue(NamedTuple):
     """`worker` was to yield and has not: end what trains there."""
 
     worker: str

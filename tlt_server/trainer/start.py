@@ -16,6 +16,7 @@ import torch
 
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import create
+from tlt_server.drafter.networks import Eagle3
 from tlt_server.drafter.target import find_target
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.preflight import read_config
@@ -28,7 +29,7 @@ from tlt_server.trainer.learn.helper import assist
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.losses import EAGLE, EAGLE3, HASS, Objective
 from tlt_server.trainer.learn.memory import limit, needed
-from tlt_server.trainer.learn.network import NETWORKS, Eagle3
+from tlt_server.trainer.learn.network import NETWORKS
 from tlt_server.trainer.learn.packing import Run, pack
 from tlt_server.trainer.learn.ranks import Place, joined
 from tlt_server.trainer.learn.team import Team
@@ -51,14 +52,14 @@ OBJECTIVES = {"eagle": EAGLE, "hass": HASS, "eagle3": EAGLE3}
 def train(config: TrainConfig) -> None:
     """Runs a trainer, or its part under torchrun, until SIGINT or SIGTERM.
 
-    Raises:
-        ConfigError: a setting that cannot be used, or a folder that is damaged or another trainer's.
-        DiskFailed: what was learnt last could not be written.
-        RankLost: another process of this trainer is gone.
+    Raises ConfigError: a setting that cannot be used, or a folder that is damaged or another trainer's.
+    Raises DiskFailed: what was learnt last could not be written.
+    Raises RankLost: another process of this trainer is gone.
     """
     over = threading.Event()
     ended_by_signals(over)  # a helper ends when its leader, which is told too, says so
-    _take_all_descriptors()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes two; shells allow 1024 files
     torch.set_num_threads(config.threads or max(1, torch.get_num_threads() - 1))
     try:
         with joined(config.device) as place:
@@ -147,12 +148,6 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, _both(workers.hear, heard)),
             heard=heard,
         )
-
-
-def _take_all_descriptors() -> None:
-    """Files that may be open: each connection takes two, and shells allow 1024 of what the system does."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints) -> None:

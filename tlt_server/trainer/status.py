@@ -28,8 +28,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state: what it does, or waits for. servers: names of those that follow it.
     steps: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last step.
     target: number of the newest target of any server. frozen: of the target whose embedding and head are in use.
-    published: drafter version; 0: none yet. in_force: the newest in force on a server.
-    candidate, live: expected accept lengths of the drafter in training and of the one in force, when last judged.
+    published: drafter version; 0: none yet. active: the newest active on a server; `in_force` is its former name.
+    candidate, live: expected accept lengths of the drafter in training and of the active one, when last judged.
     control_dropped: messages of peers that were no server's, malformed, or too many. feature_messages: that were read.
     connections_cut: by link, for they asked too much.
     tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
@@ -46,6 +46,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     target: int
     frozen: int
     published: int
+    active: int
     in_force: int
     candidate: float | None
     live: float | None
@@ -84,11 +85,12 @@ GAUGES = (
     _Named(
         "tlt_train_candidate_accept_length", "Expected of the drafter in training, on held-out prompts", "candidate"
     ),
-    _Named("tlt_train_live_accept_length", "Expected of the drafter in force, on held-out prompts", "live"),
+    _Named("tlt_train_live_accept_length", "Expected of the active drafter, on held-out prompts", "live"),
     _Named("tlt_train_target_version", "The newest target, by the trainer's own number", "target"),
     _Named("tlt_train_frozen_version", "The target whose embedding and head are in use", "frozen"),
     _Named("tlt_train_drafter_published", "The drafter that was published last", "published"),
-    _Named("tlt_train_drafter_in_force", "The newest drafter in force on a server", "in_force"),
+    _Named("tlt_train_drafter_active", "The newest drafter that is active on a server", "active"),
+    _Named("tlt_train_drafter_in_force", "The former name of tlt_train_drafter_active", "in_force"),
     _Named("tlt_train_buffer_bytes", "Features held", "buffer_bytes"),
     _Named("tlt_train_buffer_budget_bytes", "Features held at most", "buffer_budget"),
 )
@@ -144,11 +146,8 @@ def _app(read: Callable[[], Status]) -> FastAPI:
 
 @contextlib.contextmanager
 def shown(host: str, port: int, read: Callable[[], Status]) -> Iterator[str]:
-    """Shows what `read` returns, called in other threads, while the context lasts; gives the URL.
-
-    Raises:
-        ConfigError: the port cannot be had.
-    """
+    """Shows what `read` returns, called in other threads, while the context lasts; gives the URL. Raises ConfigError:
+    the port cannot be had."""
     try:
         listening = socket.create_server((host, port))
     except OSError as error:

@@ -30,12 +30,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 class Workers:
     """Which ranks may train; the control link's thread tells it what it hears, the training thread asks.
 
-    Args:
-        devices: of each rank.
-        overdue: called in the control link's thread with a rank that has not given its device back in time.
-
-    Raises:
-        ConfigError: more are to be free than there are.
+    devices: of each rank. overdue: called in the control link's thread with a rank that has not given its device back
+    in time. Raises ConfigError: more are to be free than there are.
     """
 
     def __init__(
@@ -137,11 +133,10 @@ class Workers:
         """Of each rank."""
         with self._lock:
             self._count()
+            parts = zip(self._devices, self._seconds, self._yields, self._slowest, strict=True)
             return [
-                WorkerStatus(
-                    device, self._state(rank).value, dict(self._seconds[rank]), self._yields[rank], self._slowest[rank]
-                )
-                for rank, device in enumerate(self._devices)
+                WorkerStatus(device, self._state(rank).value, dict(seconds), yields, slowest)
+                for rank, (device, seconds, yields, slowest) in enumerate(parts)
             ]
 
     def _state(self, rank: int) -> State:
@@ -152,7 +147,7 @@ class Workers:
         return not any(self._devices[rank] in used for used in self._servers.values())
 
     def _count(self) -> float:
-        """Adds up the time since the last call to the states that were in force; gives the time now."""
+        """Adds up the time since the last call to the states of then; gives the time now."""
         before, self._counted = self._counted, self._clock()
         for rank, seconds in enumerate(self._seconds):
             seconds[self._state(rank).value] += self._counted - before

@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_client import FinishReason, InvalidArgument, Rollout, SamplingParams, SpecCounts, Status, TltClientError
+from tlt_client.schemas import Arm, BucketReport
 from tlt_client.streams import ChunkReader
 from tlt_client.wire import decode, message_of, read_rollout, refusal
+
+
+def test_a_former_name_stands_beside_its_field_for_one_release() -> None:
+    report = BucketReport(1, 8, Arm(3, 1, 4), ())
+    said = json.loads(msgspec.json.encode(report))
+    assert said["active"] == said["in_force"] == {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}
+    assert msgspec.json.decode(msgspec.json.encode(report), type=BucketReport) == report
+
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature=-0.1"),

@@ -34,7 +34,7 @@ class Client:
     batch that is larger. The first failure ends the batch: the samples still running are aborted, and the error that is
     raised holds those that are complete (`error.finished`).
 
-    A `version` is of the target, and must be in force when a rollout begins: the trainer's name for the weights (str),
+    A `version` is of the target, and must be active when a rollout begins: the trainer's name for the weights (str),
     or the server's number, `Versions.target.version` (int). VersionConflict where it is not. A plain SGLang does not
     look.
 
@@ -129,18 +129,18 @@ class Client:
         return self._run(self._session.load())
 
     def drafter(self) -> schemas.Drafter:
-        """Which drafter is in force. BadRequest (404) from a server without one."""
+        """Which drafter is active. BadRequest (404) from a server without one."""
         return self._run(self._session.drafter())
 
     def update_drafter(self, update: schemas.DrafterUpdate, *, within_s: float = 120.0) -> schemas.Drafter:
-        """Puts another drafter in force, without a pause; returns when it is. Harmless to send again with its version.
+        """Activates another drafter, without a pause; returns when it is. Harmless to send again with its version.
 
         BadRequest: it is not a drafter for this server. VersionConflict: it is too old, or was overtaken.
         """
         return self._run(self._session.update_drafter(update, within_s))
 
     def roll_back_drafter(self) -> schemas.Drafter:
-        """Puts the drafter of before in force. VersionConflict if there is none. Sent once: a lost answer is raised."""
+        """Activates the drafter of before. VersionConflict if there is none. Sent once: a lost answer is raised."""
         return self._run(self._session.roll_back_drafter())
 
     def freeze_drafter(self, frozen: bool = True) -> schemas.Drafter:
@@ -189,7 +189,7 @@ class Client:
     def update_weights_from_disk(
         self, model_path: str, weight_version: str | None = None, *, within_s: float = 600.0
     ) -> None:
-        """Puts a checkpoint in force as the target once no request runs, and flushes the prefix cache."""
+        """Makes a checkpoint the active target once no request runs, and flushes the prefix cache."""
         self._run(self._session.update_weights_from_disk(model_path, weight_version, within_s))
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 class TargetVersion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The target in force."""
+    """The active target."""
 
     version: int
     """How many publications are complete: it only grows. One may take dozens of calls."""
@@ -83,15 +83,15 @@ class Staging(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """What the watchdog knows of the drafter in force. Lengths are accept lengths."""
+    """What the watchdog knows of the active drafter. Lengths are accept lengths."""
 
     mode: str
     """`armed`: a drafter that is plainly worse goes, or speculation is turned off; `observe`: it is only said."""
     state: str
     """`gathering` what the next drafter will be held against; `settled`: there is enough of it; `watching` since the
-    event below; `worse`, and left in force; `off`: speculation is."""
+    event below; `worse`, and still active; `off`: speculation is."""
     event: str
-    """The last one: `start`, `drafter` (another one in force), `target` (another one published), `memory` (resumed),
+    """The last one: `start`, `drafter` (another one active), `target` (another one published), `memory` (resumed),
     `rollback`, `off`, `probe` (it is tried again)."""
     event_time: float
     """Seconds since 1970."""
@@ -114,12 +114,12 @@ class Drafter(msgspec.Struct, frozen=True):
     """`GET /tlt/v1/drafter`."""
 
     live: DrafterVersion
-    """The one in force."""
+    """The active one."""
     previous: DrafterVersion | None
     """The one that a rollback brings back."""
     staging: Staging | None
     newest: int
-    """The highest version that was ever in force: one that is offered must be above it."""
+    """The highest version that was ever active: one that is offered must be above it."""
     frozen: bool
     """Whether updates are held back."""
     watch: Watch | None = None
@@ -127,7 +127,7 @@ class Drafter(msgspec.Struct, frozen=True):
 
 
 class DrafterUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`POST /tlt/v1/drafter/update`: a drafter for the server to read, check and put in force."""
+    """`POST /tlt/v1/drafter/update`: a drafter for the server to read, check and activate."""
 
     path: str
     """On the server's machine: a safetensors file, or a folder that holds one. It must not change until answered."""
@@ -166,7 +166,7 @@ class DrafterWatchdog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """The weights in force."""
+    """The active weights."""
 
     target: TargetVersion
     drafter: Drafter | None = None
@@ -197,7 +197,7 @@ class DrafterTrainer(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     """Whether it answers."""
     received: int | None = None
-    """The last drafter that arrived whole; whether it is in force, the drafter's versions say."""
+    """The last drafter that arrived whole; whether it is active, the drafter's versions say."""
     refused: int | None = None
     """The last drafter that was turned away before it was whole."""
     reason: str = ""
@@ -332,9 +332,14 @@ class BucketReport(msgspec.Struct, frozen=True):
 
     first: int
     last: int
-    in_force: Arm | None
+    active: Arm | None
     """What a batch of this size is decoded with; None: off."""
     arms: tuple[ArmReport, ...]
+    in_force: Arm | None = None
+    """The former name of `active`; it goes with the next release."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "in_force", self.active)
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,7 +350,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     exploration: float
     explored_s: float
-    """Seconds of decoding in which mode `bandit` looked at other arms than the best."""
+    """Seconds of decoding of mode `bandit` that exploration steps took: with other arms than the best."""
     explored_lost_s: float
     """What that cost: those seconds, less what the best arm would have taken for the same tokens."""
     decoded_s: float
@@ -366,7 +371,7 @@ class Speculation(msgspec.Struct, frozen=True):
     mode: str
     """What was asked for: `bandit`, `paper`, `pinned` or `off`; `StrategyUpdate` says what they are."""
     on: bool
-    """Whether decode steps may speculate now. A step does where its batch has an arm in force."""
+    """Whether decode steps may speculate now. A step does where its batch has an active arm."""
     held: str | None
     """Why they do not, though they should."""
     arm: Arm | None

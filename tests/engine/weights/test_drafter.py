@@ -20,7 +20,6 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.weights.drafter import Drafter
-from tlt_server.engine.weights.swap import Staged
 from tlt_server.engine.weights.watchdog import FIRST_S, Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
@@ -36,13 +35,13 @@ class Contents:
         self.may_stage.set()
         self._late_s = late_s
 
-    def stage(self, path: Path, sha256: str | None) -> Staged:
+    def stage(self, path: Path, sha256: str | None) -> str:
         self.may_stage.wait(10)
         time.sleep(self._late_s)
         self.staged = path.name
         if path.name.startswith("bad"):
             raise UpdateRefused(f"{path.name} holds NaN")
-        return Staged(sha256 or path.name)
+        return sha256 or path.name
 
     def flip(self, *, remember: bool) -> None:
         if remember:
@@ -339,32 +338,32 @@ def test_a_target_that_no_drafter_is_to_blame_for(armed: Rank, accepted: int, ac
 def test_what_was_turned_off_is_probed(armed: Rank) -> None:
     """By what makes sense again, or after a while that grows; what is still of no use is soon off, else it stays."""
     drafter = armed.drafter
-    assert drafter.probe_due(1) is None
+    assert drafter.watchdog.probe_due(1) is None
     drafter.watchdog.hear("target")
     armed.settles(0, 200)
     assert not armed.speculation.on
     for wait in (FIRST_S, 2 * FIRST_S):
         assert drafter.describe().watch.probe_time == armed.now + wait
-        assert drafter.probe_due(2) is None
+        assert drafter.watchdog.probe_due(2) is None
         armed.now += wait
-        drafter.probe(str(drafter.probe_due(2)))
+        drafter.probe(str(drafter.watchdog.probe_due(2)))
         assert (armed.speculation.on, drafter.describe().watch.probe_time) == (True, None)
         assert (drafter.describe().watch.event, drafter.describe().watch.state) == ("probe", "watching")
-        assert drafter.probe_due(3) is None, "one is under way"
+        assert drafter.watchdog.probe_due(3) is None, "one is under way"
         armed.settles(0, 800)
         assert armed.last("accept_length_collapsed")["since"] == "probe"
         assert not armed.speculation.on
-    assert drafter.probe_due(2) is None
+    assert drafter.watchdog.probe_due(2) is None
     drafter.set_watchdog(Watchfulness.OBSERVE)
-    assert (drafter.probe_due(3), drafter.describe().watch.probe_time) == (None, None)
+    assert (drafter.watchdog.probe_due(3), drafter.describe().watch.probe_time) == (None, None)
     drafter.set_watchdog(Watchfulness.ARMED)
-    drafter.probe(str(drafter.probe_due(3)))
+    drafter.probe(str(drafter.watchdog.probe_due(3)))
     assert armed.last("speculation_on")["why"] == "probing, as the target is now version 3"
     armed.settles(2, 800)
     assert armed.told()[-1] == "drafter_kept"
     assert drafter.watchdog.trusted
     armed.now += 1e6
-    assert drafter.probe_due(4) is None
+    assert drafter.watchdog.probe_due(4) is None
     drafter.probe("it came late")
     assert armed.told()[-1] == "drafter_kept"
 
@@ -373,7 +372,7 @@ def test_what_has_learnt_nothing_is_never_probed(contents: Contents, group: Any)
     rank = Rank(contents, group, Watchfulness.ARMED, untrained=True)
     rank.now += 1e6
     assert not rank.speculation.on
-    assert rank.drafter.probe_due(1) is rank.drafter.probe_due(2) is None
+    assert rank.drafter.watchdog.probe_due(1) is rank.drafter.watchdog.probe_due(2) is None
     assert rank.drafter.describe().watch.probe_time is None
 
 

@@ -38,15 +38,8 @@ NEEDS = {
 
 
 class Server(NamedTuple):
-    """What requests are held against.
-
-    vocab, context, hidden: of the target.
-    replicas: of data parallelism.
-    can: names of `NEEDS`.
-    labels: names that requests may label metrics with.
-    strict: whether fields that nobody knows are refused.
-    in_use: whether a request of this id is under way.
-    """
+    """What requests are held against. can: names of `NEEDS`. labels: names that requests may label metrics with.
+    strict: fields that nobody knows are refused. in_use: whether a request of this id is under way."""
 
     vocab: int
     context: int
@@ -65,10 +58,8 @@ Check = Callable[[Any, Server], None]
 class Field(NamedTuple):
     """A row of a table.
 
-    type: what msgspec holds its value against, strictly; null is always allowed.
-    note: for the docs, and for who is refused.
-    check: of the value, once its type is right.
-    inner: the table of the object, or of each object of a list, that the value is.
+    type: what msgspec holds its value against, strictly; null is always allowed. note: for the docs, and for who is
+        refused. inner: the table of the object, or of each object of a list, that the value is.
     needs: a name of `NEEDS`: without it the field is refused, unless neutral (of an ignored one: it is ignored).
     neutral: values that ask for nothing, besides null, what is empty, and false; with True among them false asks.
     """
@@ -108,14 +99,10 @@ def fields(names: str, effect: Effect, *rest: Any, **more: Any) -> tuple[Field, 
 
 
 class Table:
-    """The fields of one kind of object.
+    """The fields of one kind of object, by the name of upstream's model.
 
-    Args:
-        name: of upstream's model, which the docs show.
-        fields: its own.
-        others: fields of other dialects that say what this one does not serve, or says otherwise.
-        rule: what holds across fields, once each is right; gets what was accepted.
-        nulls: whether null is a value; else it is as if the field were not given.
+    others: fields of other dialects that say what this one does not serve, or says otherwise. rule: what holds across
+    the accepted fields, once each is right. nulls: null is a value; else it is as if the field were not given.
     """
 
     def __init__(
@@ -133,11 +120,8 @@ class Table:
         self._kind = msgspec.defstruct(name, kinds, kw_only=True)
 
     def accept(self, given: Body, server: Server, at: str = "") -> tuple[Body, list[str]]:
-        """What of a request is passed on, and the names of what is ignored.
-
-        Raises:
-            BadRequest: what cannot be served; the message begins with the field's name.
-        """
+        """What of a request is passed on, and the names of what is ignored. Raises BadRequest: what cannot be served;
+        the message begins with the field's name."""
         accepted, ignored = {}, []
         for name, value in given.items():
             field = self.fields.get(name)
@@ -184,11 +168,7 @@ class Table:
 
 
 def _unserved(field: Field, value: Any, at: str) -> str:
-    """The name of a field that is ignored.
-
-    Raises:
-        BadRequest: it is refused.
-    """
+    """The name of a field that is ignored. Raises BadRequest: it is refused."""
     if field.effect is Effect.IGNORED:
         return field.name
     if field.needs == "plain":

@@ -26,8 +26,6 @@ def one_grammar(params: Body, server: Server) -> None:
         raise BadRequest(f"min_new_tokens: {least} is more than max_new_tokens, {most}")
 
 
-is_factor = values.all_of(values.is_positive, values.is_below(2))
-are_few = values.all_of(values.is_positive, values.is_below(MAX_SAMPLES))
 SAMPLING = Table(
     "SamplingParams",
     [
@@ -41,8 +39,8 @@ SAMPLING = Table(
         F("top_k", HONOURED, values.Whole, "-1 is the whole vocabulary", values.is_top_k, neutral=(-1,)),
         F("min_p", HONOURED, values.Share, neutral=(0,)),
         *fields("frequency_penalty presence_penalty", HONOURED, values.Penalty, needs="plain", neutral=(0,)),
-        F("repetition_penalty", HONOURED, float, "", is_factor, needs="plain", neutral=(1,)),
-        F("n", HONOURED, values.Count, f"up to {MAX_SAMPLES}", are_few, neutral=(1,)),
+        F("repetition_penalty", HONOURED, float, "", values.is_up_to(2), needs="plain", neutral=(1,)),
+        F("n", HONOURED, values.Count, f"up to {MAX_SAMPLES}", values.is_up_to(MAX_SAMPLES), neutral=(1,)),
         F("json_schema", HONOURED, str, "JSON, as text", values.is_schema_text),
         F("regex", HONOURED, str, "", is_pattern),
         F("ebnf", HONOURED, str, "", is_grammar),

@@ -41,22 +41,13 @@ MAX_COUNT_IN_SCHEMA = 4096
 COUNTS_IN_SCHEMAS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 
 
-def all_of(*checks: Check) -> Check:
-    """Each of these, in order."""
+def is_up_to(most: float) -> Check:
+    """More than 0, up to a bound, finite."""
 
     def check(value: Any, server: Server) -> None:
-        for each in checks:
-            each(value, server)
-
-    return check
-
-
-def is_below(bound: float) -> Check:
-    """Up to a bound, finite."""
-
-    def check(value: Any, server: Server) -> None:
-        if not value <= bound:
-            raise BadRequest(f"{brief(value)} is more than {bound:g}")
+        is_positive(value, server)
+        if not value <= most:
+            raise BadRequest(f"{brief(value)} is more than {most:g}")
 
     return check
 

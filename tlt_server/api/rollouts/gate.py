@@ -36,12 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """ASGI middleware around SGLang's routes.
-
-    Args:
-        app: what it stands before.
-        server: reads what requests are held against, once the server has started.
-    """
+    """ASGI middleware around SGLang's routes. server: reads what requests are held against, once it has started."""
 
     def __init__(self, app: Any, server: Callable[[], Server]) -> None:
         self._app, self._read_server = app, server
@@ -104,11 +99,8 @@ class Gate:
 
 
 def require_fit(path: str, body: bytes) -> None:
-    """Of a control route. An empty body, and one of our own routes, is left to the route.
-
-    Raises:
-        BadRequest: what is wrong with the body, in a line.
-    """
+    """Of a control route. An empty body, and one of our own routes, is left to the route. Raises BadRequest: what is
+    wrong with the body, in a line."""
     if not body or path not in BODIES:
         return
     try:
@@ -157,14 +149,9 @@ def again(body: bytes, receive: Any) -> Any:
 
 
 def naming(ignored: list[str], within: bool, send: Any) -> Any:
-    """A `send` whose answers, and events of a stream, name what was ignored.
-
-    Args:
-        within: in each `meta_info` that is there; else in one of its own, at the top.
-
-    SGLang writes JSON without blanks, and a quote within a string has a backslash before it: the bytes looked for are
-    never of a client's text.
-    """
+    """A `send` whose answers, and events of a stream, name what was ignored: `within` each `meta_info` that is there,
+    else in one of its own, at the top. SGLang writes JSON without blanks, and a quote within a string has a backslash
+    before it: the bytes sought are never of a client's text."""
     names = msgspec.json.encode(ignored)
     mark = b'"meta_info":{' if within else b'{"'
     told = mark + b'"ignored":' + names + b"," if within else b'{"meta_info":{"ignored":' + names + b'},"'

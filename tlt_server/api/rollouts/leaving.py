@@ -11,11 +11,8 @@ from tlt_server.api.fields.routes import TABLES
 
 
 class Leaving:
-    """ASGI middleware around SGLang's application.
-
-    The gate's routes may be cut: upstream's `generate_request` aborts what it had under way. What changes the server
-    must come to its end, heard or not.
-    """
+    """ASGI middleware around SGLang's application. The gate's routes may be cut: upstream's `generate_request` aborts
+    what it had under way. What changes the server must come to its end, heard or not."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -55,12 +55,8 @@ class NeededWeights:
 
 
 def conflict(needs: dict[str, str], targets: Iterable[TargetVersion]) -> str | None:
-    """Why a request must not be sampled now; None where it may.
-
-    Args:
-        needs: the values of the headers by their names.
-        targets: what is active on each replica.
-    """
+    """Why a request must not be sampled now; None where it may. needs: the values of the headers by their names.
+    targets: what is active on each replica."""
     for target in targets:
         active = f"{target.weight_version!r} is, target_version {target.version}"
         if target.partial:

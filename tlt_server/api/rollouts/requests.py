@@ -14,13 +14,8 @@ def check_request(request: Any, params: Any, manager: Any) -> None:
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
-    Args:
-        request: upstream's `GenerateReqInput`, for one response.
-        params: its `SamplingParams`, normalised.
-        manager: upstream's `TokenizerManager`.
-
-    Raises:
-        ValueError: which upstream answers with status 400.
+    request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
+    Raises ValueError: which upstream answers with status 400.
     """
     if manager.server_args.speculative_algorithm is None:
         return

@@ -16,26 +16,22 @@ def add_versions_to_meta_info(meta_info: dict[str, Any], state: Any) -> None:
     `weight_versions` is SGLang 0.5.23's field, with our count of publications beside the trainer's version. It is about
     the target alone: a trainer that drops samples of several versions must not drop those that saw a new drafter.
 
-    Args:
-        meta_info: of one answer, or of one event of a streamed one; completed in place. Spans are of the whole response
-            in both: `[start, end)` counts its tokens from 0.
-        state: upstream's `ReqState`. The stamps are taken out of it: streams would cut the spans like tokens.
+    meta_info: of one answer, or of one event of a streamed one; completed in place. Spans are of the whole response in
+        both: `[start, end)` counts its tokens from 0.
+    state: upstream's `ReqState`. The stamps are taken out of it: streams would cut the spans like tokens.
     """
     new = state.customized_info_accumulated.pop(KEY, [])
     meta_info.pop(KEY, None)
     stamps: list[Stamp] = [stamp for stamp in new if stamp is not None]
     spans: dict[str, list[Span]] = state.__dict__.setdefault("version_spans", {KEY: [], "drafter_versions": []})
-    _extend(spans[KEY], (_target(stamp) for stamp in stamps))
-    _extend(spans["drafter_versions"], (_drafter(stamp) for stamp in stamps if stamp.drafter_version is not None))
+    of_target = (
+        {"version": stamp.weight_version, "target_version": stamp.target_version, "partial": stamp.partial}
+        for stamp in stamps
+    )
+    _extend(spans[KEY], of_target)
+    drafters = (stamp.drafter_version for stamp in stamps)
+    _extend(spans["drafter_versions"], ({"version": each} for each in drafters if each is not None))
     meta_info |= {key: [dict(span) for span in found] for key, found in spans.items() if found}
-
-
-def _target(stamp: Stamp) -> Span:
-    return {"version": stamp.weight_version, "target_version": stamp.target_version, "partial": stamp.partial}
-
-
-def _drafter(stamp: Stamp) -> Span:
-    return {"version": stamp.drafter_version}
 
 
 def _extend(spans: list[Span], values: Iterable[Span]) -> None:

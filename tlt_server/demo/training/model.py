@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tlt_server.trainer.learn.network import Attend, EagleLayer, Rope, Rotation, norm
+from tlt_server.drafter.networks import Attend, EagleLayer, Rope, Rotation, norm
+from tlt_server.trainer.learn.attention import causal
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,6 @@ _NAMES = {
 }
 
 
-def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of each position to all up to it; query [B, heads, T, D], key and value [B, kv_heads, T, D]."""
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-
-
 class Block(EagleLayer):
     """One layer of the target: an EAGLE drafter's, with the first norm."""
 
@@ -100,10 +95,8 @@ class Target(nn.Module):
     def forward(
         self, tokens: Tensor, rope: Rotation, attends: list[Attend] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """tokens [B, T] -> final hidden states after the norm [B, T, H], and what each layer put out.
-
-        `attends` has one attention per layer, for a cache; without it each position sees those before it in `tokens`.
-        """
+        """tokens [B, T] -> final hidden states after the norm [B, T, H], and what each layer put out. `attends` has one
+        attention per layer, for a cache; without it each position sees those before it in `tokens`."""
         x = self.model.embed_tokens(tokens)
         outputs = []
         for layer, attend in zip(self.model.layers, attends or [causal] * self.shape.layers, strict=True):

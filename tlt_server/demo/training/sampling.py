@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tlt_server.demo.tokens import END_ID, PAD_ID
 from tlt_server.demo.training.corpus import Sequence, collate
 from tlt_server.demo.training.model import Target
+from tlt_server.drafter.networks import Attend
 from tlt_server.trainer.learn.chains import autocast
-from tlt_server.trainer.learn.network import Attend
 from tlt_server.trainer.learn.packing import Run
 
 # cuDNN's attention is left out: it plans for each length anew, which takes far longer than a step
@@ -23,10 +23,8 @@ FIRST_ROOM = 128
 
 @torch.no_grad()
 def with_states(target: Target, aux_layers: tuple[int, ...], rollouts: list[Sequence]) -> list[Run]:
-    """What a drafter learns from, on the target's device, all in one pass of the target.
-
-    aux_layers: whose outputs the drafter reads side by side; none: it reads the final hidden states, as EAGLE does.
-    """
+    """What a drafter learns from, on the target's device, all in one pass of the target. aux_layers: whose outputs the
+    drafter reads side by side; none: it reads the final hidden states, as EAGLE does."""
     tokens = collate(rollouts, target.lm_head.weight.device).tokens
     finals, outputs = target(tokens, target.shape.rope(torch.arange(tokens.shape[1], device=tokens.device)))
     states = torch.cat([outputs[layer] for layer in aux_layers], dim=-1) if aux_layers else finals
@@ -107,10 +105,9 @@ def _sample(target: Target, prompts: list[list[int]], generator: torch.Generator
             alive = alive[running]
             if len(alive) == 0:
                 break
-    return [_trim(row, len(prompt)) for row, prompt in zip(tokens.cpu().numpy(), prompts, strict=True)]
-
-
-def _trim(row: np.ndarray, prompt_length: int) -> Sequence:
-    ends = np.flatnonzero(row[prompt_length:] == END_ID)
-    length = prompt_length + ends[0] + 1 if len(ends) else len(row)
-    return Sequence(row[:length].astype(np.int16), prompt_length)
+    found = []
+    for row, prompt in zip(tokens.cpu().numpy(), prompts, strict=True):
+        ends = np.flatnonzero(row[len(prompt) :] == END_ID)
+        length = len(prompt) + ends[0] + 1 if len(ends) else len(row)
+        found.append(Sequence(row[:length].astype(np.int16), len(prompt)))
+    return found

@@ -36,10 +36,9 @@ class Layout(NamedTuple):
 def lay_out(req_to_token: torch.Tensor, prefix_lens: torch.Tensor, visible: torch.Tensor) -> Layout:
     """The layout of committed prefixes followed by new tokens.
 
-    Args:
-        req_to_token: [bs, row] int, each request's slots by position.
-        prefix_lens: [bs] int, committed tokens; the new tokens' slots follow directly behind them.
-        visible: [bs, n_q, n_new] bool, which new tokens a query sees; every query sees the whole prefix.
+    req_to_token: [bs, row] int, each request's slots by position.
+    prefix_lens: [bs] int, committed tokens; the new tokens' slots follow directly behind them.
+    visible: [bs, n_q, n_new] bool, which new tokens a query sees; every query sees the whole prefix.
     """
     device, n_new = req_to_token.device, visible.shape[2]
     longest = int(prefix_lens.max())
@@ -52,15 +51,8 @@ def lay_out(req_to_token: torch.Tensor, prefix_lens: torch.Tensor, visible: torc
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
-    """Dense attention of a batch over a KV pool.
-
-    Args:
-        query: [bs, n_q, heads, head_dim].
-        keys, values: [pool, kv_heads, head_dim], the pool's buffers of one layer.
-
-    Returns:
-        [bs, n_q, heads, value_dim].
-    """
+    """Dense attention of a batch over a KV pool: query [bs, n_q, heads, head_dim], keys and values [pool, kv_heads,
+    head_dim], the pool's buffers of one layer, to [bs, n_q, heads, value_dim]."""
     q = query.transpose(1, 2)
     k = keys[layout.slots].transpose(1, 2).to(query.dtype)
     v = values[layout.slots].transpose(1, 2).to(query.dtype)
@@ -79,18 +71,14 @@ class CpuAttnBackend(TorchNativeAttnBackend):
         rows = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices.long()]
         mode = forward_batch.forward_mode
         if mode.is_target_verify():
-            self.layouts = [self._verify_layout(forward_batch, rows)]
+            nodes = forward_batch.spec_info.draft_token_num
+            tree = forward_batch.spec_info.custom_mask.view(-1)[: len(rows) * nodes * nodes]
+            self.layouts = [lay_out(rows, forward_batch.seq_lens, tree.view(len(rows), nodes, nodes).bool())]
         elif mode.is_decode():
             visible = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=rows.device)
             self.layouts = [lay_out(rows, forward_batch.seq_lens - 1, visible)]
         else:
             self.layouts = self._extend_layouts(forward_batch, rows)
-
-    @staticmethod
-    def _verify_layout(forward_batch: "ForwardBatch", rows: torch.Tensor) -> Layout:
-        nodes = forward_batch.spec_info.draft_token_num
-        tree = forward_batch.spec_info.custom_mask.view(-1)[: len(rows) * nodes * nodes]
-        return lay_out(rows, forward_batch.seq_lens, tree.view(len(rows), nodes, nodes).bool())
 
     @staticmethod
     def _extend_layouts(forward_batch: "ForwardBatch", rows: torch.Tensor) -> list[Layout]:
@@ -143,12 +131,8 @@ class CpuDraftStep(CpuAttnBackend):
 class CpuDraftAttnBackend:
     """What upstream calls a multi-step draft backend: one attention backend for each drafter pass of a step.
 
-    Branch j of request b writes its step-i token at position `seq_lens[b] + j * num_steps + i`.
-
-    Args:
-        model_runner: the drafter's.
-        topk: branches drafted in parallel.
-        num_steps: draft depth; the first token comes from draft-extend, so there are `num_steps - 1` passes.
+    Branch j of request b writes its step-i token at position `seq_lens[b] + j * num_steps + i`. model_runner: the
+    drafter's. topk: branches. num_steps: draft depth; the first token comes from draft-extend, so there is a pass less.
     """
 
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:

@@ -28,10 +28,8 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Give request i the next end[i] - start[i] slots of `out_cache_loc`, as its tokens [start[i], end[i]).
-
-    Writes `req_to_token`. `out_cache_loc`: [sum of lengths] int64.
-    """
+    """Give request i the next end[i] - start[i] slots of `out_cache_loc`, as its tokens [start[i], end[i]). Writes
+    `req_to_token`. `out_cache_loc`: [sum of lengths] int64."""
     owner, place = _segments(start_offset, end_offset)
     req_to_token[req_pool_indices[owner], place] = out_cache_loc[: owner.numel()].to(req_to_token.dtype)
 
@@ -44,10 +42,8 @@ def assign_extend_cache_locs_cpu(
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """List the slots of tokens [start[i], end[i]) of each request, one request after the other.
-
-    Writes the first (sum of lengths) places of `out_cache_loc` and leaves the rest, sized by the caller for the most.
-    """
+    """List the slots of tokens [start[i], end[i]) of each request, one request after the other. Writes the first (sum
+    of lengths) places of `out_cache_loc` and leaves the rest, sized by the caller for the most."""
     owner, place = _segments(start_offset, end_offset)
     out_cache_loc[: owner.numel()] = req_to_token[req_pool_indices[owner], place].to(out_cache_loc.dtype)
 
@@ -62,9 +58,7 @@ def assign_draft_cache_locs_contiguous_cpu(
     num_steps: int,
 ) -> None:
     """List the topk * num_steps slots that follow each request's committed tokens: where the drafter writes.
-
-    `seq_lens`: [bs]. Writes `out_cache_loc`: [bs * topk * num_steps], read by upstream as [bs, topk, num_steps].
-    """
+    `seq_lens`: [bs]. Writes `out_cache_loc`: [bs * topk * num_steps], read by upstream as [bs, topk, num_steps]."""
     place = seq_lens.long()[:, None] + torch.arange(topk * num_steps, device=seq_lens.device)
     out_cache_loc.copy_(req_to_token[req_pool_indices[:, None], place].view(-1))
 
@@ -84,11 +78,8 @@ def fill_accept_out_cache_loc_cpu(
 def fill_bonus_tokens_cpu(
     accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, accept_stride: int
 ) -> None:
-    """Pick each request's last emitted token, which roots its next tree.
-
-    `accept_tokens`: [bs, accept_stride] int32; `accept_lens`: [bs], at least 1, the bonus token counted. Writes
-    `bonus_tokens`: [bs] int32.
-    """
+    """Pick each request's last emitted token, which roots its next tree. `accept_tokens`: [bs, accept_stride] int32;
+    `accept_lens`: [bs], at least 1, the bonus token counted. Writes `bonus_tokens`: [bs] int32."""
     last = accept_lens.long()[:, None] - 1
     bonus_tokens.copy_(accept_tokens.view(-1, accept_stride).gather(1, last)[:, 0])
 

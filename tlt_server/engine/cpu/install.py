@@ -60,12 +60,8 @@ def draft_extend_backends(factory: Any) -> dict[str, Callable[[], Any]]:
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
-    """Sets the logits that a grammar forbids to -inf, in place.
-
-    Args:
-        logits: [rows, vocab] on the CPU, any float dtype.
-        bitmask: [rows, ceil(vocab / 32)] int32, bit v of a row set where token v is allowed.
-    """
+    """Sets the logits that a grammar forbids to -inf, in place: [rows, vocab] on the CPU, of any float dtype.
+    bitmask: [rows, ceil(vocab / 32)] int32, bit v of a row set where token v is allowed."""
     shifts = torch.arange(32, dtype=torch.int32)
     allowed = (bitmask[:, :, None] >> shifts & 1).bool().flatten(1)[:, : logits.shape[1]]
     logits.masked_fill_(~allowed, float("-inf"))

@@ -13,10 +13,8 @@ import torch
 
 @cache
 def mend_torchvision() -> torch.library.Library | None:
-    """Defines the missing operators. Does nothing where torchvision is absent, or matches torch.
-
-    Returns the library that holds them, which lives, as the cache keeps it, as long as the process.
-    """
+    """Defines the missing operators. Does nothing where torchvision is absent, or matches torch. Returns the library
+    that holds them, which lives, as the cache keeps it, as long as the process."""
     spec = util.find_spec("torchvision")
     if spec is None or spec.origin is None or torch.version.cuda:
         return None

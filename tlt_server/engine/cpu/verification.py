@@ -70,11 +70,6 @@ def _write(
     accept_token_num.copy_(torch.tensor([len(path) - 1 for path in paths]))
 
 
-def _child_wanted(tokens: list[int], wanted: list[int], node: int, children: Iterator[int]) -> int | None:
-    """The child that is the target's choice after `node`."""
-    return next((child for child in children if tokens[child] == wanted[node]), None)
-
-
 def verify_tree_greedy_cpu(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,
@@ -91,11 +86,12 @@ def verify_tree_greedy_cpu(
     [bs, nodes] int64. Writes as the module says.
     """
     tokens, wanted = candidates.tolist(), target_predict.tolist()
-    depth = accept_index.shape[1]
-    paths = [
-        links.walk(depth, partial(_child_wanted, tokens[i], wanted[i]))
-        for i, links in enumerate(_links(retrive_next_token, retrive_next_sibling))
-    ]
+
+    def next_node(i: int, node: int, children: Iterator[int]) -> int | None:
+        return next((child for child in children if tokens[i][child] == wanted[i][node]), None)
+
+    trees, depth = _links(retrive_next_token, retrive_next_sibling), accept_index.shape[1]
+    paths = [tree.walk(depth, partial(next_node, i)) for i, tree in enumerate(trees)]
     bonus = [wanted[i][path[-1]] for i, path in enumerate(paths)]
     _write(paths, bonus, tokens, retrive_index, predicts, accept_index, accept_token_num)
 

@@ -1,11 +1,10 @@
-"""The arms of a speculative worker: what each of them decodes with, and which one is in force.
+"""The arms of a speculative worker: what each of them decodes with, and which one is active.
 
 Upstream's workers read their arm from three attributes each, and run attention backends and CUDA graphs that were made
-for it. Here these are made once for each arm (engine/graphs.py), and exchanged between two steps: a dozen attributes,
-nothing is allocated or captured. All else that depends on an arm is sized by the *widest*, the elementwise maximum of
-all arms, which is what SGLang itself is started with: KV slots, and the candidates that draft-extend leaves.
-
-What arms have in common (strategy/passes.py) is made once.
+for it. Here these are made once for each arm (engine/graphs/capture.py), what arms have in common once for all, and
+exchanged between two steps: a dozen attributes; nothing is allocated or captured. All else that depends on an arm is
+sized by the *widest*, the elementwise maximum of all arms, which SGLang itself is started with: KV slots, and the
+candidates that draft-extend leaves.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,10 +16,8 @@ from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION
 
 
 class Parts(NamedTuple):
-    """What an arm decodes with.
-
-    chain: upstream's buffers of a chain's parents and scores, which are the same in every step; None for trees.
-    """
+    """What an arm decodes with. chain: upstream's buffers of a chain's parents and scores, the same in every step; None
+    for trees."""
 
     drafting: Pass
     verification: Pass
@@ -32,7 +29,7 @@ class Arms:
     """The arms of one rank's `EagleWorker`.
 
     graphs: makes their passes; nothing is withheld any more.
-    in_force: what the worker is set up for; None: what SGLang was started with, for prefills, whose graphs it captured
+    active: what the worker is set up for; None: what SGLang was started with, for prefills, whose graphs it captured
         with that, and for steps that do not speculate.
     by_arm: the parts of each that was captured.
     """
@@ -47,7 +44,7 @@ class Arms:
             self._shaped(self._widest),
         )
         self._shared: dict[tuple[str, tuple[Arm, ...]], Pass] = {}
-        # what was captured first lends its memory to what is captured later: the largest goes first
+        # what is captured later uses the memory of what was captured first: the largest goes first
         ordered = sorted(arms, key=lambda arm: arm.num_draft_tokens, reverse=True)
         self.by_arm: dict[Arm, Parts] = {}
         for arm in ordered:
@@ -58,12 +55,12 @@ class Arms:
         self._put(None)
 
     def keep(self, arms: Collection[Arm]) -> None:
-        """Lets go of all others; none of them is in force."""
+        """Lets go of all others; none of them is active."""
         self.by_arm = {arm: parts for arm, parts in self.by_arm.items() if arm in arms}
 
     def put(self, arm: Arm | None) -> None:
-        """Puts an arm in force, or what SGLang was started with."""
-        if arm != self.in_force:
+        """Activates an arm, or what SGLang was started with."""
+        if arm != self.active:
             self._put(arm)
 
     def attention_backends(self) -> tuple[Any, ...]:
@@ -83,7 +80,7 @@ class Arms:
         if parts.chain is not None:
             # override: a chain's buffers are as long as the arm
             draft._topk1_parents_prealloc, draft._topk1_score_indices_prealloc = parts.chain
-        self.in_force = arm
+        self.active = arm
 
     def _set_shape(self, arm: Arm) -> None:
         for each in (self._worker, self._draft):

@@ -34,10 +34,7 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     """Notes for each live request of a result who sampled its tokens, before they are appended to it, and whose its
     features are; and tells the drafter, on every rank, what was accepted of its drafts.
 
-    Args:
-        scheduler: upstream's.
-        batch: its `ScheduleBatch`.
-        result: the batch's `GenerationBatchResult`; the tokens need not have arrived on the CPU.
+    result: the batch's `GenerationBatchResult`; the tokens need not have arrived on the CPU.
     """
     state = scheduler.weight_updater.state
     if not scheduler.is_generation:

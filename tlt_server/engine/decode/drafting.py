@@ -43,10 +43,9 @@ class Drafting(EagleDraftWorker):
     def read(self, batch: Any, result: Any) -> None:
         """Draft-extend, in the graph of the active arm.
 
-        Args:
-            batch: upstream's `ScheduleBatch`, with the lengths before; `out_cache_loc`: [bs * rows].
-            result: of a `GenerationBatchResult` `next_token_ids`, [bs * rows], `logits_output.hidden_states`,
-                [bs * rows, width], and `accept_lens`, [bs] int32, at least 1; its `next_draft_input` gets the proposal.
+        batch: upstream's `ScheduleBatch`, with the lengths before; `out_cache_loc`: [bs * rows].
+        result: of a `GenerationBatchResult` `next_token_ids`, [bs * rows], `logits_output.hidden_states`, [bs * rows,
+            width], and `accept_lens`, [bs] int32, at least 1; its `next_draft_input` gets the proposal.
         """
         topk, nodes = self.topk, self.speculative_num_draft_tokens
         self.topk, self.speculative_num_draft_tokens = self.widest, self.rows

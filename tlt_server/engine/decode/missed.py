@@ -26,10 +26,7 @@ MEMORY = 256 << 20
 
 
 class Missed:
-    """The ring of one rank.
-
-    worker: `EagleWorker`, its pools ready.
-    """
+    """The ring of one rank. worker: `EagleWorker`, its pools ready."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -41,14 +38,8 @@ class Missed:
         self._tokens = torch.zeros(rows, self.window, dtype=torch.int64, device=worker.device)
 
     def keep(self, batch: Any, positions: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Notes a plain step.
-
-        Args:
-            batch: upstream's `ScheduleBatch`.
-            positions: [bs] int64, of what the pass read.
-            states: [bs, width], of the target there.
-            tokens: [bs] int, that were sampled.
-        """
+        """Notes a plain step: positions that it read [bs] int64, the target's states there [bs, width], and the tokens
+        that were sampled [bs] int."""
         places = batch.req_pool_indices, positions % self.window
         self._states[places] = states
         self._tokens[places] = tokens.to(torch.int64)
@@ -66,13 +57,8 @@ class Missed:
         return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
 
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
-        """Catches up by draft-extends of the active arm, as many as it takes.
-
-        Args:
-            batch: upstream's `ScheduleBatch`, about to be decoded with that arm; the proposal in its `spec_info` is
-                renewed for the requests that are behind.
-            counts: of them all, by `counts`.
-        """
+        """Catches up by draft-extends of the active arm, as many as it takes. The proposal in the batch's `spec_info`
+        is renewed for the requests that are behind. counts: of them all, by `counts`."""
         left = torch.tensor(counts)
         while left.any():
             now = left.clamp(max=self._worker.draft_worker.rows)
@@ -104,16 +90,9 @@ class Missed:
             setattr(proposal, name, renewed)
 
     def _rows(self, past: Any, counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The tokens from where each request is behind on, as verification leaves what it accepted.
-
-        Args:
-            past: its lengths are those before.
-            counts: [bs] int64, of each request's rows, those that say something.
-
-        Returns:
-            Tokens, [bs * rows] int64; states, [bs * rows, width]; places in the KV cache, [bs * rows] int64, of which
-            those of rows that say nothing are 0, where nobody reads.
-        """
+        """The tokens from where each request is behind on, as verification leaves what it accepted: tokens, [bs * rows]
+        int64; states, [bs * rows, width]; places in the KV cache, [bs * rows] int64, 0, where nobody reads, for rows
+        beyond `counts`, [bs] int64. The lengths of `past` are those before."""
         ahead = torch.arange(rows, device=counts.device)
         requests, positions = past.req_pool_indices[:, None], past.seq_lens[:, None] + ahead
         kept = requests, positions % self.window
@@ -122,13 +101,8 @@ class Missed:
         return self._tokens[kept].flatten(), self._states[kept].flatten(0, 1), places.flatten()
 
     def read_as_prefill(self, batch: Any, counts: Sequence[int]) -> None:
-        """Catches up however much was missed, up to `window` of each request.
-
-        Waits for the GPU where the attention backend works without lengths on the CPU.
-
-        Args:
-            batch, counts: as `read_in_step`'s; active is what SGLang started with.
-        """
+        """As `read_in_step`, however much was missed, up to `window`; active is what SGLang started with. Waits for the
+        GPU where the attention backend works without lengths on the CPU."""
         behind = [place for place, count in enumerate(counts) if count]
         places = torch.tensor(behind).to(batch.device, non_blocking=True)
         extend = self._extend(batch, behind, places, [counts[place] for place in behind])
@@ -177,15 +151,10 @@ def window_of(rows: int, state_bytes: int) -> int:
 
 
 def ragged(ends: torch.Tensor, counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and positions of the last tokens of several sequences, one sequence after another.
+    """Rows and positions of the last tokens of several sequences, one after another: two of [total] int64.
 
-    Args:
-        ends: [n] int64, lengths of the sequences.
-        counts: [n] int64, of the tokens.
-        total: of all counts; given, so that nobody waits for a GPU that would have to tell.
-
-    Returns:
-        Two of [total] int64.
+    ends: [n] int64, lengths of the sequences. counts: [n] int64, of the tokens. total: of all counts; given, so that
+    nobody waits for a GPU that would have to tell.
     """
     rows = torch.repeat_interleave(torch.arange(len(ends), device=ends.device), counts, output_size=total)
     firsts = counts.cumsum(0) - counts

@@ -31,10 +31,8 @@ from tlt_server.engine.graphs.workspace import trim
 
 
 class PlainSteps:
-    """The plain decode steps of an EAGLE worker whose pools and attention backends are ready.
-
-    Its model runner is a copy: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own.
-    """
+    """The plain decode steps of an EAGLE worker whose pools and attention backends are ready. Its model runner is a
+    copy: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -57,15 +55,10 @@ class PlainSteps:
     def step(
         self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
     ) -> GenerationBatchResult:
-        """Decodes one token of each request.
+        """Decodes one token of each request, and returns what verification returns: [bs] tokens, one accepted for each.
 
-        Args:
-            batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left.
-            on_publish: to be told the new lengths, [bs], as soon as they are known.
-            grammar_barrier: to be called before grammars are read, if any.
-
-        Returns:
-            What verification returns: [bs] tokens, one accepted for each request.
+        batch: upstream's `ScheduleBatch`; its `spec_info` is the draft input that the step before left. on_publish: is
+        told the new lengths, [bs], as soon as they are known. grammar_barrier: called before grammars are read.
         """
         new_seq_lens = batch.seq_lens + 1
         if on_publish is not None:  # before the pass: the next step is prepared once the lengths are known
@@ -156,19 +149,14 @@ def is_unfiltered(info: Any) -> bool:
 
 
 def race(logits: torch.Tensor) -> torch.Tensor:
-    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32.
-
-    The greatest of logits with Gumbel noise, which is the negative logarithm of exponential noise.
-    """
+    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32. The greatest of logits with Gumbel
+    noise, which is the negative logarithm of exponential noise."""
     return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1).to(torch.int32)
 
 
 def leave_out(pool: Any, places: torch.Tensor) -> None:
-    """Zeroes keys and values at `places`, [bs] int64, of all layers of a pool.
-
-    By `index_fill_`: assigning a number by index copies it to the GPU, and waits until it is there, which is after the
-    pass before.
-    """
+    """Zeroes keys and values at `places`, [bs] int64, of all layers of a pool. By `index_fill_`: assigning a number by
+    index copies it to the GPU, and waits until it is there, which is after the pass before."""
     for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
         pool.get_key_buffer(layer).index_fill_(0, places, 0)
         pool.get_value_buffer(layer).index_fill_(0, places, 0)

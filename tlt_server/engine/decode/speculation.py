@@ -35,10 +35,9 @@ _TIMED_STEPS = 1000
 class Speculation:
     """The strategy of one scheduler process.
 
-    worker: `EagleWorker`, which decodes by its `table`; None: the server was started without a drafter.
-    largest: batch size that the server runs.
-    leads: whether this is the rank that decides.
-    held: why steps do not speculate, whatever is asked for.
+    worker: `EagleWorker`, which decodes by its `table`; None: the server was started without a drafter. largest: batch
+    size. leads: this is the rank that decides. held: why steps do not speculate, whatever is asked for.
+    on: decode steps may speculate.
     """
 
     def __init__(self, worker: Any, largest: int, events: EventLog, *, leads: bool = True) -> None:
@@ -46,9 +45,10 @@ class Speculation:
         self.held: str | None = None
         self._selector: Selector | None = None
         self._wished = StrategyUpdate("off")
-        self._on = worker is not None
+        self.on = worker is not None
         self._last: Arm | None = None
-        self._looking = self._choosing = 0.0  # seconds: of the newest look at the table; since the last result, in all
+        # seconds: of the newest reading of the table; since the last result, in all
+        self._reading = self._choosing = 0.0
         self._selecting: deque[float] = deque(maxlen=_TIMED_STEPS)
         if worker is not None:
             self._selector = _selector(worker, largest)
@@ -56,11 +56,6 @@ class Speculation:
             chooses = len(worker.all_arms) > 1 or worker.finds_arms
             self._wished = self._settled_for(StrategyUpdate("bandit" if chooses else "pinned"))
             self._selector.configure(self._wished)
-
-    @property
-    def on(self) -> bool:
-        """Whether decode steps may speculate."""
-        return self._on
 
     def describe(self) -> schemas.Speculation:
         """As our routes show it."""
@@ -73,11 +68,7 @@ class Speculation:
         return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
 
     def wish(self, update: StrategyUpdate) -> None:
-        """What is asked for.
-
-        Raises:
-            ConfigError: it has faults, all of which are named, and nothing was changed.
-        """
+        """What is asked for. Raises ConfigError: it has faults, all of which are named, and nothing was changed."""
         assert self._selector is not None
         update = self._settled_for(update)
         self._selector.configure(update)
@@ -114,7 +105,7 @@ class Speculation:
         assert self._selector is not None
         began = time.perf_counter()
         table = self._selector.table()
-        self._looking = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
+        self._reading = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
         return None if table == self._worker.table else table
 
     def hear(self, table: ArmTable) -> None:
@@ -125,16 +116,14 @@ class Speculation:
     # -- what is seen --
 
     def launched(self, arm: Choice, batch: int, cached: int, behind: int = 0) -> None:
-        """A decode step begins, of so many requests with so many cached tokens in all.
-
-        behind: tokens that the drafter has missed; an arm's step begins with reading them.
-        """
+        """A decode step begins, of so many requests with so many cached tokens in all. behind: tokens that the drafter
+        has missed; an arm's step begins with reading them."""
         self._last = arm or self._last
         if self._leads and self._selector is not None:
             count_step(arm)
             now = time.perf_counter()
             self._selector.launched(arm, batch, cached, now, behind)
-            self._choosing += self._looking + time.perf_counter() - now
+            self._choosing += self._reading + time.perf_counter() - now
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:
         """A decode step's result is on the CPU: accepted drafts of each request that counts."""
@@ -152,7 +141,7 @@ class Speculation:
             self._choosing += time.perf_counter() - began
 
     def weights_changed(self) -> None:
-        """Another target or drafter is in force."""
+        """Another target or drafter is active."""
         self.interrupted()
         if self._leads and self._selector is not None:
             self._selector.weights_changed()
@@ -177,16 +166,13 @@ class Speculation:
             self._worker.table = OFF
         elif not self._learns:
             self._worker.table = self._selector.table()
-        if on != self._on:
-            self._on = on
+        if on != self.on:
+            self.on = on
             self._events.add("speculation_on" if on else "speculation_off", why=why)
 
 
 class Announcer:
-    """Adds to what rank 0 received what it has decided; stands where SGLang lets requests be held back.
-
-    scheduler: upstream's.
-    """
+    """Adds to what rank 0 received what it has decided; stands where SGLang lets requests be held back."""
 
     def __init__(self, scheduler: Any) -> None:
         self._blocker = scheduler.input_blocker
@@ -210,11 +196,12 @@ class Announcer:
 
 
 def _selector(worker: Any, largest: int) -> Selector:
-    captured = worker.captured
-    if worker.costs is None:
-        costs = guessed_costs(worker.all_arms, largest)
-        return Selector(costs, captured, largest, untimed_buckets(captured, largest), Random(0))
-    return Selector(worker.costs, captured, largest, default_buckets(worker.costs, captured, largest), Random(0))
+    captured, costs = worker.captured, worker.costs
+    if costs is None:
+        costs, buckets = guessed_costs(worker.all_arms, largest), untimed_buckets(captured, largest)
+    else:
+        buckets = default_buckets(costs, captured, largest)
+    return Selector(costs, captured, largest, buckets, Random(0))
 
 
 def _client_arm(arm: Arm) -> schemas.Arm:

@@ -26,11 +26,8 @@ REPLAYS = 6
 
 
 def timings(by_arm: Mapping[Arm, Parts], plain: Any) -> list[Timing]:
-    """Of every arm and of off, at each batch size that was captured; empty where there are no graphs.
-
-    Args:
-        plain: the runner of plain steps' graphs, or None.
-    """
+    """Of every arm and of off, at each batch size that was captured; empty where there are no graphs. plain: the runner
+    of plain steps' graphs, or None."""
     of_arms: dict[Choice, list[Any]] = {arm: [each.graphs for each in parts[:3]] for arm, parts in by_arm.items()}
     passes = {None: [plain], **of_arms}
     runners = {id(each): each for of_arm in passes.values() for each in of_arm}  # a shared one once
@@ -44,12 +41,8 @@ def timings(by_arm: Mapping[Arm, Parts], plain: Any) -> list[Timing]:
 
 
 def pass_timings(target: Any, drafter: Any, arms: Iterable[Arm], largest: int) -> list[Timing]:
-    """The same where there are no graphs: a pass is timed by its number of tokens, up to `largest`.
-
-    Args:
-        target, drafter: upstream's model runners; the target's is that of plain steps.
-        largest: batch size that the server runs.
-    """
+    """The same where there are no graphs: a pass is timed by its number of tokens, up to `largest`, the largest batch
+    size. target, drafter: upstream's model runners; the target's is that of plain steps."""
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
     of_target, of_drafter = (
         StepCosts(rising({size: _quickest(partial(_dummy_pass, runner, size)) for size in sizes}))

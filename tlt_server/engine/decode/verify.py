@@ -16,13 +16,8 @@ from tlt_server.engine.decode.sampling import apply_min_new_tokens, filter_probs
 def filter_target_probs(probs: torch.Tensor, sampling_info: Any, verify_input: Any) -> torch.Tensor:
     """The target's filtered distribution at every node of every request's tree.
 
-    Args:
-        probs: [bs * num_draft_tokens, vocab] float32, after temperature.
-        sampling_info: upstream's `SamplingBatchInfo` of the batch.
-        verify_input: upstream's `EagleVerifyInput`.
-
-    Returns:
-        The same shape, filtered by each request's top_k, top_p and min_p, renormalised.
+    probs: [bs * num_draft_tokens, vocab] float32, after temperature. sampling_info: upstream's `SamplingBatchInfo`.
+    Returns the same shape, filtered by each request's top_k, top_p and min_p, renormalised.
     """
     nodes = verify_input.draft_token_num
     return filter_probs(probs, *(f if f is None else f.repeat_interleave(nodes) for f in _filters(sampling_info)))
@@ -48,13 +43,8 @@ def _filters(info: Any) -> tuple[torch.Tensor | None, torch.Tensor | None, torch
 
 
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:
-    """Sets the logits of stop tokens to -inf, in place, at nodes that lie before a request's min_new_tokens.
-
-    Args:
-        logits: [bs * num_draft_tokens, vocab], the target's at every node.
-        positions: [bs * num_draft_tokens] int, each node's position in its sequence.
-        reqs: the batch's requests, in order.
-    """
+    """Sets the logits of stop tokens, [bs * num_draft_tokens, vocab], to -inf, in place, at nodes that lie before a
+    request's min_new_tokens. positions: [bs * num_draft_tokens] int, of each node in its sequence."""
     if not any(len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs):
         return  # under overlap output_ids lags behind, so this never leaves too early
     prompts = torch.tensor([len(req.origin_input_ids) for req in reqs])
@@ -71,9 +61,7 @@ def settle_end(req: Any, new_tokens: int) -> None:
     Upstream takes an abort before it looks for an end, the limit before what ended the response before it, and a stop
     string before a stop token in front of it: what the step gave beyond the end is returned then.
 
-    Args:
-        req: upstream's, the step's tokens appended.
-        new_tokens: how many the step gave.
+    req: upstream's, with the `new_tokens` of the step appended.
     """
     abort = req.to_finish
     if req.finished() or (abort is not None and abort.status_code == HTTPStatus.BAD_REQUEST):

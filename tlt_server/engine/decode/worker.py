@@ -1,19 +1,7 @@
 """SGLang's EAGLE worker with a drafter that can be swapped, and with another arm, or none, from step to step.
 
-A decode step of upstream's, which this class stands around:
-
-    control messages were handled; one of them may have activated another drafter, or announced other arms
-        (engine/control.py, speculation.py)
-    the batch size says which arm the step has
-    none?           the target decodes one token for each request (plain.py)
-    else            the drafter reads what it missed, if there was none before (missed.py), and the arm is
-                    activated: attributes, attention backends, CUDA graphs (arms.py)
-    draft           num_steps passes of the drafter give a tree
-    verify          one pass of the target over the tree accepts a part of it, and samples one token more
-    draft-extend    the drafter reads the target's hidden states of what was accepted (drafting.py)
-    the result is settled, under overlap one step later: tokens are credited (crediting.py) and counted
-
-Behind a pass of the target a copy of its states is taken for the drafter trainer, if any (engine/features/tap.py).
+docs/architecture.md follows a step through this folder. Control messages were handled before it: one of them may have
+activated another drafter, or announced other arms.
 """
 
 import logging
@@ -131,7 +119,10 @@ class EagleWorker(EAGLEWorkerV2):
         if arm is not None and any(behind):
             self._catch_up(batch, arm, behind)
         self._arms.put(arm)
-        self._launched(arm, batch, sum(behind))
+        self._last = arm
+        if self.speculation is not None:
+            cached = sum(req.kv_committed_len for req in batch.reqs)
+            self.speculation.launched(arm, len(batch.reqs), cached, sum(behind))
         if arm is not None:
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         else:
@@ -158,7 +149,9 @@ class EagleWorker(EAGLEWorkerV2):
 
     def _prefill(self, batch: Any, *hooks: Any) -> GenerationBatchResult:
         """With what SGLang was started with. An idle batch runs nothing."""
-        self._interrupt()
+        self._arms.put(None)
+        if self.speculation is not None:
+            self.speculation.interrupted()
         self._plain.missed.forget(batch.reqs)
         chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
         result = super().forward_batch_generation(batch, *hooks)
@@ -173,15 +166,3 @@ class EagleWorker(EAGLEWorkerV2):
         read = self._plain.missed.read_in_step if few else self._plain.missed.read_as_prefill
         with draft_context(self._draft_worker):
             read(batch, behind)
-
-    def _interrupt(self) -> None:
-        """Something else than a decode step begins."""
-        self._arms.put(None)
-        if self.speculation is not None:
-            self.speculation.interrupted()
-
-    def _launched(self, arm: Choice, batch: Any, behind: int) -> None:
-        self._last = arm
-        if self.speculation is not None:
-            cached = sum(req.kv_committed_len for req in batch.reqs)
-            self.speculation.launched(arm, len(batch.reqs), cached, behind)

@@ -7,12 +7,8 @@ from tlt_server.config import ServerConfig
 
 
 def keeps_last_states(aux_hidden_states: Any, metadata: Any) -> bool:
-    """Whether a pass keeps what its head reads, though it captures other states.
-
-    Args:
-        aux_hidden_states: the states captured, None where they are the final ones.
-        metadata: upstream's `LogitsMetadata` of the pass.
-    """
+    """Whether a pass keeps what its head reads, though it captures other states: `aux_hidden_states`, None where they
+    are the final ones. metadata: upstream's `LogitsMetadata`."""
     return aux_hidden_states is not None and metadata.capture_hidden_mode.is_full() and _taps()
 
 

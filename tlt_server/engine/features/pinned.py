@@ -69,10 +69,8 @@ class PinnedBatch:
 
 
 class PinnedMemory:
-    """The block of one scheduler process. One thread ships, another one frees, in the same order.
-
-    device: where states come from; on a CPU the same is done without streams.
-    """
+    """The block of one scheduler process. One thread ships, another one frees, in the same order. device: where states
+    come from; on a CPU the same is done without streams."""
 
     def __init__(self, device: torch.device, size: int = BLOCK_BYTES) -> None:
         self._on_gpu = device.type != "cpu"
@@ -83,17 +81,10 @@ class PinnedMemory:
         self._written = self._freed = 0  # bytes since the start
 
     def ship(self, rows: Sequence[Rows], states: States) -> PinnedBatch | None:
-        """Sends rows off.
-
-        Args:
-            rows: of at most `BATCH_BYTES`.
-            states: of the step; computed by now, as what tells the counts was copied behind it.
-
-        Returns:
-            None where there is no room.
-        """
+        """Sends rows off, of at most `BATCH_BYTES`; None where there is no room. The states are computed by now, as
+        what tells the counts was copied behind them."""
         count = tokens_of(rows)
-        places = [_aligned(count * each[0].nbytes) for each in states if each is not None]
+        places = [-(-count * each[0].nbytes // ALIGNED) * ALIGNED for each in states if each is not None]
         if (start := self._reserved(sum(places))) is None:
             return None
         index = torch.tensor([row for each in rows for row in range(each.row, each.row + len(each.tokens))])
@@ -125,10 +116,6 @@ class PinnedMemory:
         if self._on_gpu:
             states.record_stream(self._side)  # its memory is not given out again before this is done
         return place.copy_(picked, non_blocking=True)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
 
 
 def cut(rows: Sequence[Rows], most: int) -> list[list[Rows]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 EVERY = 1.0
-"""Seconds between two looks at the budget."""
+"""Seconds between two comparisons with the budget."""
 FIRST_TOKENS_PER_S = 100
 """Of a request, as long as nobody has measured it."""
 LOOSE = 0.9
@@ -82,11 +82,7 @@ class Quota:
         return self._clock() - self._since >= EVERY
 
     def weigh(self, running: Sequence[tuple[Follow, int]]) -> None:
-        """Looks at the budget.
-
-        Args:
-            running: the requests of the last step that go on, with their lengths.
-        """
+        """Compares the budget with `running`: the requests of the last step that go on, with their lengths."""
         elapsed = self._clock() - self._since
         if elapsed < 2 * EVERY and self._nbytes:  # else the server was idle in between
             self._rate = self._nbytes / self._request_steps * self._steps / elapsed

@@ -24,17 +24,14 @@ MESSAGE_AGE = 0.25
 """A message is sent when it is so large, or its first batch so many seconds old: the rows of a request that lie
 together in it are one piece to the trainer."""
 LOOK_EVERY = 0.001
-"""Seconds between two looks at a batch that has not arrived."""
+"""Seconds until a batch that has not arrived is asked again."""
 
 Header = Callable[[tuple[Described, ...], torch.Tensor], FeatureHeader]
 
 
 class Sender:
-    """Takes pinned batches from the scheduler's thread; it never blocks that.
-
-    connect: makes the outlet, in the sender's thread.
-    header: of a message with these rows, and [n, W] states that a drafter reads.
-    """
+    """Takes pinned batches from the scheduler's thread; it never blocks that. connect: makes the outlet, in a thread of
+    its own. header: of a message with these rows, and [n, W] states that a drafter reads."""
 
     def __init__(self, pinned: PinnedMemory, connect: Callable[[], Outlet], header: Header) -> None:
         self._pinned, self._connect, self._header = pinned, connect, header
@@ -63,7 +60,7 @@ class Sender:
             log.exception("no more features are sent; the server goes on. Restart it to have them again")
 
     def _collected(self) -> list[PinnedBatch]:
-        """PinnedMemory for a message, once there are some; none at the end."""
+        """Pinned batches for a message, once there are some; none at the end."""
         held: list[PinnedBatch] = []
         nbytes, due = 0, float("inf")
         while nbytes < MESSAGE_BYTES and (left := due - time.monotonic()) > 0:

@@ -43,10 +43,8 @@ class _UnderWay:
 
 
 class _Folder:
-    """The last copy, for one thread of each rank; the first rank's has the files.
-
-    path: where it is; None where there is none. marks: of what it holds of this rank's, by name.
-    """
+    """The last copy, for one thread of each rank; the first rank's has the files. path: where it is; None where there
+    is none. marks: of what it holds of this rank's, by name."""
 
     def __init__(self, rows: int, group: Any, *, leads: bool) -> None:
         self._rows, self._group, self._leads = rows, group, leads
@@ -55,21 +53,20 @@ class _Folder:
 
     def write(self, path: Path, tensors: Mapping[str, torch.Tensor], written: Any) -> None:
         """Makes it the folder `path`, of these tensors as they are after the event `written`. A collective.
-
-        Raises:
-            UpdateRefused: the folder cannot be made.
-            OSError: it cannot be written.
-        """
+        Raises UpdateRefused: the folder cannot be made. Raises OSError: it cannot be written."""
         if objected := objections(self._group, self._begin(path)):
             raise UpdateRefused("; ".join(objected))
         with _beside(written):
             marks = {name: _mark(tensor) for name, tensor in tensors.items()}
-            unchanged = {name: lowest(self._group, _same(marks[name], self._marks.get(name))) for name in tensors}
+            same = {n: n in self._marks and torch.equal(mark, self._marks[n]) for n, mark in marks.items()}
+            unchanged = {name: lowest(self._group, same[name]) for name in tensors}
             changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
             copies = {name: joined(self._group, tensor.cpu().contiguous()) for name, tensor in changed.items()}
         for name, copy in copies.items():
             if copy is not None:
-                _replace(path / f"{name}.safetensors", name, copy[: self._rows])
+                file = path / f"{name}.safetensors"
+                file.unlink(missing_ok=True)  # who reads the one before goes on, and there may be no room for two
+                save_file({name: copy[: self._rows]}, file, {"format": "pt"})
         self._marks, self.path = marks, path
 
     def remove(self) -> None:
@@ -96,17 +93,8 @@ class _Folder:
 
 
 class Sharing:
-    """Of a rank of the first replica.
-
-    Args:
-        read: this rank's rows of embedding and head [V', H]; the same tensor where they are tied.
-        rows: V of the whole; what the ranks hold beyond is padding.
-        publications: of the target.
-        group: of all ranks.
-
-    Raises:
-        RuntimeError: another rank is gone.
-    """
+    """Of a rank of the first replica. read: this rank's rows of embedding and head [V', H]; the same tensor where they
+    are tied. rows: V of the whole; what the ranks hold beyond is padding. RuntimeError: another rank is gone."""
 
     def __init__(
         self,
@@ -122,12 +110,8 @@ class Sharing:
         self._under_way: _UnderWay | None = None
 
     def share(self, path: str) -> SharedTarget | None:
-        """Begins to write a folder or, asked again, says what it holds; None until it is whole. A collective.
-
-        Raises:
-            OutOfTurn: the target is being written, or was meanwhile.
-            UpdateRefused: the folder cannot be written.
-        """
+        """Begins to write a folder or, asked again, says what it holds; None until it is whole. A collective. Raises
+        OutOfTurn: the target is being written, or was meanwhile. Raises UpdateRefused: the folder cannot be written."""
         if self._under_way is None or self._under_way.path != path:
             self._begin(path)
             return None
@@ -176,11 +160,8 @@ def sharing_of(scheduler: Any, publications: Publications) -> Sharing | None:
 
 
 def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Asked of a model only when they are to be shared: not every class of SGLang's can say.
-
-    Raises:
-        UpdateRefused: this one cannot.
-    """
+    """Asked of a model only when they are to be shared: not every class of SGLang's can say. Raises UpdateRefused: this
+    one cannot."""
     if not hasattr(model, "get_embed_and_head"):
         raise UpdateRefused(f"SGLang's {type(model).__name__} does not give its embedding and head away")
     embedding, head = model.get_embed_and_head()
@@ -189,21 +170,9 @@ def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _mark(tensor: torch.Tensor) -> torch.Tensor:
     """What tells a tensor [V, H] from another one: the sum of each row's bits as whole numbers, [V] int64 on the CPU.
-
-    Two that differ in many rows, as those of an RL step do, are never alike.
-    """
+    Two that differ in many rows, as those of an RL step do, are never alike."""
     bits = tensor.detach().view(_BITS[tensor.element_size()])
     return torch.cat([rows.sum(-1, dtype=torch.int64) for rows in bits.split(ROWS)]).cpu()
-
-
-def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    return other is not None and torch.equal(one, other)
-
-
-def _replace(file: Path, name: str, copy: torch.Tensor) -> None:
-    """Removes it first: who reads the one before goes on, and there may be no room for two."""
-    file.unlink(missing_ok=True)
-    save_file({name: copy}, file, {"format": "pt"})
 
 
 def _beside(written: Any) -> AbstractContextManager[Any]:

@@ -44,10 +44,8 @@ HEALTH_CHECK = "HEALTH_CHECK"
 
 @dataclass(slots=True)
 class Span:
-    """Of a followed request in a step.
-
-    row: of its first state. start, count: its position, and how many there are; of a decode step once it is credited.
-    """
+    """Of a followed request in a step. row: of its first state. start, count: its position, and how many there are,
+    which a decode step has once it is credited."""
 
     req: Any
     row: int
@@ -57,11 +55,8 @@ class Span:
 
 @dataclass
 class Tapped:
-    """What was taken of one step; travels with its result.
-
-    states: copies; None where no request is followed, or there was no memory for them.
-    live: requests that the step's result counts for.
-    """
+    """What was taken of one step; travels with its result. states: copies; None where no request is followed, or there
+    was no memory for them. live: requests that the step's result counts for."""
 
     tap: "Tap"
     decode: bool
@@ -71,12 +66,8 @@ class Tapped:
     live: list[Any] = field(default_factory=list)
 
     def credit(self, counts: Sequence[tuple[Any, int]], stamp: Stamp) -> None:
-        """Settles whose rows these are, before tokens are appended.
-
-        Args:
-            counts: the live requests of the batch, with how many tokens the step gives them.
-            stamp: the weights that it was launched with.
-        """
+        """Settles whose rows these are, before tokens are appended. counts: the live requests of the batch, with how
+        many tokens the step gives them. stamp: the weights that it was launched with."""
         by_request = {id(req): count for req, count in counts}
         self.stamp, self.live = stamp, [req for req, _ in counts]
         self.spans = [span for span in self.spans if id(span.req) in by_request]
@@ -96,10 +87,8 @@ class Tapped:
 
 
 class Tap:
-    """Of one replica; in the process of its first rank alone, as all ranks have the same states.
-
-    The methods are called by the scheduler's thread, in the order of a step's life.
-    """
+    """Of one replica; in the process of its first rank alone, as all ranks have the same states. The methods are called
+    by the scheduler's thread, in the order of a step's life."""
 
     def __init__(self, quota: Quota, pinned: PinnedMemory, sender: Sender) -> None:
         self._quota, self._pinned, self._sender = quota, pinned, sender
@@ -126,10 +115,7 @@ class Tap:
 
     def take_step(self, reqs: Sequence[Any], result: Any, most: int) -> None:
         """Takes the states of a decode step, [len(reqs) * nodes, W].
-
-        Args:
-            most: tokens that the step may give a request: its accepted path lies in front of each request's nodes.
-        """
+        most: tokens that it may give a request, whose accepted path lies in front of its nodes."""
 
         output = result.logits_output
         nodes = len(output.hidden_states) // len(reqs)
@@ -143,7 +129,7 @@ class Tap:
         result.tapped = Tapped(self, True, spans, _copies(output, fronts) if spans else None)
 
     def send(self, tapped: Tapped) -> None:
-        """Sends off what is left of a step, and lets the quota look at who runs."""
+        """Sends off what is left of a step, and tells the quota who runs."""
         rows = list(tapped.rows())
         nbytes = self._ship(rows, tapped.states)
         for span in tapped.spans:

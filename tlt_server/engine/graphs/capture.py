@@ -55,8 +55,7 @@ class Graphs:
     wanted: batch sizes that each arm would be captured at, ascending; empty ones: there are no graphs here.
     sizes: those that fit into the budget; arms that do not are left out.
 
-    Raises:
-        ConfigError: none fits.
+    Raises ConfigError: none fits.
     """
 
     def __init__(self, worker: Any, arms: Sequence[Arm], sharing: GraphSharing, budget: float | None = None) -> None:
@@ -189,10 +188,8 @@ class Graphs:
 
     @contextmanager
     def _settings(self, kind: str, arm: Arm, verified: int | None = None) -> Iterator[None]:
-        """Within, SGLang's settings are those of a server with this arm alone.
-
-        Graphs are of the sizes of that arm, of those that share the pass, that has most.
-        """
+        """Within, SGLang's settings are those of a server with this arm alone. Graphs are of the sizes of that arm, of
+        those that share the pass, that has most."""
         from sglang.srt.runtime_context import get_spec
 
         sizes = max((self.sizes.get(each, ()) for each in self.sharing(kind, arm)), key=len)

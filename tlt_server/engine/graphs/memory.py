@@ -23,12 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Captures:
-    """The captures of one process.
-
-    sharing: whether all arms are captured in one pool, or each in one of its own.
-    passes: what was captured, in this order.
-    taken: bytes of the card.
-    """
+    """The captures of one process. passes: what was captured, in this order. taken: bytes of the card."""
 
     def __init__(self, sharing: GraphSharing) -> None:
         self.sharing = sharing
@@ -39,10 +34,7 @@ class Captures:
     @contextmanager
     def capturing(self, kind: str, arms: tuple[Arm, ...], width: int) -> Iterator[list[Any]]:
         """Within, a pass is captured: the runner that is put into the list, of `width` tokens a request. None: nothing.
-
-        Args:
-            arms: whose pass it is; empty for plain decoding.
-        """
+        arms: whose pass it is; empty for plain decoding."""
         runners: list[Any] = []
         if not torch.cuda.is_available():
             yield runners
@@ -68,13 +60,8 @@ class Captures:
         self.taken -= int((before - _memory())[0])
 
     def describe(self, wanted: Sizes, found: Sizes, budget: float | None) -> Graphs:
-        """As our routes show it; what it says in a line goes to the log too.
-
-        Args:
-            wanted: sizes that each arm would be captured at, without a budget.
-            found: those that it was captured at.
-            budget: bytes; None: there is none.
-        """
+        """As our routes show it; what it says in a line goes to the log too. wanted: sizes that each arm would be
+        captured at, without a budget of bytes. found: those that it was captured at."""
         arms = tuple(
             CapturedArm(known, max(found.get(arm, ()), default=0), max(sizes, default=0))
             for arm, sizes in wanted.items()

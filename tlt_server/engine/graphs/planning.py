@@ -85,10 +85,8 @@ class ByLength:
 
 
 class DraftSteps:
-    """Stands in for the method `init_forward_metadata_out_graph` of SGLang's draft backend.
-
-    In pass i a branch sees its request's tokens and i + 1 of its own.
-    """
+    """Stands in for the method `init_forward_metadata_out_graph` of SGLang's draft backend. In pass i a branch sees its
+    request's tokens and i + 1 of its own."""
 
     def __init__(self, attention: Any) -> None:
         self._attention, self._upstream = attention, attention.init_forward_metadata_out_graph
@@ -168,14 +166,8 @@ def _starts(bs: int, rows: int) -> torch.Tensor:
 
 
 def _plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, rows: int) -> None:
-    """flashinfer's planner: reads lengths on the CPU, and copies its plan to the GPU.
-
-    Args:
-        updater: knows the heads.
-        lens: [n] int32, keys of each request or branch.
-        ends: [n + 1] int32, of these.
-        rows: queries of each.
-    """
+    """flashinfer's planner: reads lengths on the CPU, and copies its plan to the GPU. updater: knows the heads. lens:
+    [n] int32, keys of each request or branch. ends: [n + 1] int32, of these. rows: queries of each."""
     count = len(lens)
     # override: flashinfer's own plan() reads lengths back from the GPU
     wrapper._plan_info = wrapper._cached_module.plan(
@@ -226,10 +218,8 @@ def _fill(req_to_token: torch.Tensor, requests: torch.Tensor, lens: torch.Tensor
 def _pack(mask: torch.Tensor, lens: torch.Tensor, bits: int, wrapper: Any, rows: int) -> None:
     """Packs who sees whom into a wrapper's buffer, 8 keys a byte; each request begins a byte.
 
-    Args:
-        mask: [rows * keys of a request, one request after another] bool; without those that pad the batch.
-        lens: [bs] int, keys of each.
-        bits: of all of them.
+    mask: [rows * keys of a request, one request after another] bool; without those that pad the batch. lens: [bs] int,
+    keys of each. bits: of all of them.
     """
     if len(mask) < bits:
         mask = torch.cat((mask, mask.new_ones(bits - len(mask))))

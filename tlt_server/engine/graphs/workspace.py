@@ -15,27 +15,21 @@ PLAN_BYTES = 1 << 20
 
 
 def trim(attention: Any) -> None:
-    """Gives what a flashinfer backend of SGLang's has, and makes later, as much memory as plans take.
-
-    attention: a backend, or one of several steps; another library's is left alone.
-    """
+    """Gives what a flashinfer backend of SGLang's has, and makes later, as much memory as plans take. attention: a
+    backend, or one of several steps; another library's is left alone."""
     for backend in flashinfer_backends(attention):
-        _trim(backend)
+        # not those of prefills: how long a prompt may be read at once, nobody knows here
+        for wrapper in (*backend.decode_wrappers, *backend.prefill_wrappers_verify):
+            _shrink(backend, wrapper)
+        for name in ("_create_decode_wrappers", "_create_prefill_wrappers"):  # for graphs, as they are captured
+            # override: flashinfer keeps 8 MiB for each wrapper's plan, of which it needs less than one
+            setattr(backend, name, partial(_made, backend, getattr(backend, name)))
 
 
 def flashinfer_backends(attention: Any) -> list[Any]:
     """An attention backend, or those of several steps, where they are flashinfer's: told by name, importing nothing."""
     every = getattr(attention, "attn_backends", [attention])
     return [each for each in every if any(kind.__name__ == "FlashInferAttnBackend" for kind in type(each).__mro__)]
-
-
-def _trim(backend: Any) -> None:
-    # not those of prefills: how long a prompt may be read at once, nobody knows here
-    for wrapper in (*backend.decode_wrappers, *backend.prefill_wrappers_verify):
-        _shrink(backend, wrapper)
-    for name in ("_create_decode_wrappers", "_create_prefill_wrappers"):  # for graphs, as they are captured
-        # override: flashinfer keeps 8 MiB for each wrapper's plan, of which it needs less than one
-        setattr(backend, name, partial(_made, backend, getattr(backend, name)))
 
 
 def _made(backend: Any, make: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:

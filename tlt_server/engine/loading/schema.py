@@ -43,11 +43,8 @@ Schema = Mapping[str, Spec]
 
 
 def not_finite(tensors: Iterable[NamedTensor], dtype: torch.dtype | None = None) -> list[str]:
-    """The names of those that hold NaN or infinity, once they are cast to `dtype`.
-
-    By the extremes, of which NaN would be one: that takes one pass over memory, no more of it, and one wait for the
-    device.
-    """
+    """The names of those that hold NaN or infinity, once they are cast to `dtype`. By the extremes, of which NaN would
+    be one: that takes one pass over memory, no more of it, and one wait for the device."""
     floats = [(name, tensor) for name, tensor in tensors if tensor.dtype in FLOATS and tensor.numel()]
     found = []
     for device in {tensor.device for _, tensor in floats}:
@@ -63,11 +60,8 @@ def schema_of(tensors: Iterable[NamedTensor]) -> Schema:
 
 
 def tensors_in(files: Sequence[str | Path]) -> Iterator[NamedTensor]:
-    """The tensors of checkpoint files, mapped into memory: a page is read when it is touched.
-
-    Args:
-        files: safetensors, or pickles of a state dict, read without running their code.
-    """
+    """The tensors of checkpoint files, safetensors or pickles of a state dict, whose code is not run. They are mapped
+    into memory: a page is read when it is touched."""
     from safetensors import safe_open
 
     for file in files:
@@ -80,12 +74,8 @@ def tensors_in(files: Sequence[str | Path]) -> Iterator[NamedTensor]:
 
 
 def start_schema(model_runner: Any) -> Schema | None:
-    """The schema of the checkpoint that a model was loaded from; None where there was none (`--load-format dummy`), or
-    none that can be read.
-
-    Args:
-        model_runner: upstream's `ModelRunner`, its model loaded.
-    """
+    """The schema of the checkpoint that an upstream `ModelRunner` loaded; None where there was none (`--load-format
+    dummy`), or none that can be read."""
     from sglang.srt.configs.load_config import LoadConfig, LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader
 

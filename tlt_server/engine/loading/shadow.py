@@ -23,9 +23,7 @@ def shadow_of(model: M, tensor_for: Callable[[nn.Parameter], torch.Tensor]) -> M
     `copy.deepcopy` fails on SGLang's models, which hold process groups, and its parameters keep what their loaders need
     (the loader itself, which dimension is sharded) in `__dict__`, which `Parameter.__deepcopy__` loses.
 
-    Args:
-        model: any model of SGLang's. One whose parameters are shared between modules has a shadow likewise.
-        tensor_for: the shadow's tensor for a parameter, of its shape and dtype, on whatever device.
+    tensor_for: the shadow's tensor for a parameter, of its shape and dtype, on whatever device.
     """
     made: dict[int, Any] = {}
 
@@ -94,10 +92,8 @@ class _Writes(TorchDispatchMode):
 
 
 class DryRun:
-    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory.
-
-    A model of which none can be made serves as well.
-    """
+    """Asks a model's own loading code what it would do with a tensor, on a shadow that has no memory. A model of which
+    none can be made serves as well."""
 
     def __init__(self, model: Any) -> None:
         self._shadow: Any = None
@@ -117,11 +113,8 @@ class DryRun:
         return found
 
     def each_takes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, set[Region]]:
-        """As `takes`, of many in one load, which costs a model of many parameters far less.
-
-        Raises:
-            RuntimeError: the model's loading code does not take one after the other.
-        """
+        """As `takes`, of many in one load, which costs a model of many parameters far less. Raises RuntimeError: the
+        model's loading code does not take one after the other."""
         shadow = self._there()
         found: dict[str, set[Region]] = {}
         with torch.no_grad(), _Writes() as writes:

@@ -43,12 +43,8 @@ class Buffer:
 class TensorFile:
     """The bytes of a file; hashing and reading are of the same bytes, whatever becomes of the file.
 
-    path: of the file.
-    buffer: where they lie, until the next file is read into it.
-    most: bytes that it may have; None: any number.
-
-    Raises:
-        UpdateRefused: it cannot be read, or is larger.
+    buffer: where they lie, until the next file is read into it. most: bytes that it may have; None: any number.
+    Raises UpdateRefused: it cannot be read, or is larger.
     """
 
     def __init__(self, path: Path, buffer: Buffer, most: int | None = None) -> None:
@@ -74,11 +70,8 @@ class TensorFile:
         return self._hash.hexdigest()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors by name, views of the bytes.
-
-        Raises:
-            UpdateRefused: it is not a whole safetensors file of plain dtypes.
-        """
+        """The tensors by name, views of the bytes. Raises UpdateRefused: it is not a whole safetensors file of plain
+        dtypes."""
         try:
             head = header.length(self._bytes[:8].numpy().tobytes(), len(self._bytes))
             data = self._bytes[8 + head :]

@@ -35,11 +35,8 @@ MALFORMED = (
 
 
 def unpickled(data: bytes | str) -> Any:
-    """What a trainer serialized with SGLang's `MultiprocessingSerializer`.
-
-    Raises:
-        UpdateRefused: it is not tensors, and what goes with them.
-    """
+    """What a trainer serialized with SGLang's `MultiprocessingSerializer`. Raises UpdateRefused: it is not tensors, and
+    what goes with them."""
     try:
         return _Reader(io.BytesIO(pybase64.b64decode(data, validate=True) if isinstance(data, str) else data)).load()
     except MALFORMED as error:

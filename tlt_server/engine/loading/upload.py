@@ -35,10 +35,7 @@ class Upload:
                 self._stream.synchronize()
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device; a small one as it is. To be called `aside`.
-
-        tensor: contiguous.
-        """
+        """The tensor on the device; a small one as it is. To be called `aside`. tensor: contiguous."""
         if self._stream is None or tensor.nbytes <= PIECE:
             return tensor
         there = torch.empty_like(tensor, device=self._device)

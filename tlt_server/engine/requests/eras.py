@@ -11,12 +11,7 @@ from typing import Any
 
 
 def name_era(scheduler: Any, req: Any) -> None:
-    """A request begins to wait for a prefill, its first one or, retracted, another one.
-
-    Args:
-        scheduler: upstream's.
-        req: its `Req`.
-    """
+    """A request begins to wait for a prefill, its first one or, retracted, another one."""
     own = vars(req).setdefault("own_extra_key", req.extra_key)
     era = scheduler.weight_updater.state.era
     # the era first, even where it is empty: whatever a client calls its namespace, it is in no other era's

@@ -37,11 +37,7 @@ def set_aside(scheduler: Any) -> Iterator[None]:
 
 def flush_under_load(scheduler: Any, *, empty_cache: bool) -> None:
     """Empties prefix cache and KV pool of a scheduler, between two steps; upstream flushes an idle one only.
-
-    Args:
-        scheduler: upstream's.
-        empty_cache: whether the device's allocator gives back what it holds.
-    """
+    empty_cache: whether the device's allocator gives back what it holds."""
     with set_aside(scheduler):
         flushed = scheduler.flush_cache(empty_cache=empty_cache)
     if not flushed:
@@ -49,10 +45,8 @@ def flush_under_load(scheduler: Any, *, empty_cache: bool) -> None:
 
 
 def queue_what_ends(scheduler: Any, abort: AbortReq) -> None:
-    """Puts the requests that are to be aborted in the queue, where upstream ends them at once.
-
-    Running ones it would let run one more step, those whose grammar is being compiled a prefill.
-    """
+    """Puts the requests that are to be aborted in the queue, where upstream ends them at once. Running ones it would
+    let run one more step, those whose grammar is being compiled a prefill."""
     batches = (scheduler.running_batch, scheduler.last_batch)
     if any(names(abort, req) for batch in batches if batch is not None for req in batch.reqs):
         scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))

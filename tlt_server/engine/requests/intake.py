@@ -52,11 +52,7 @@ FAILED: Mapping[type, Callable[[str], Any]] = {
 
 
 def handle(scheduler: Any, recv_req: Any) -> Any:
-    """Upstream's answer to a message, or one that says what failed: the edge beyond which an exception ends the server.
-
-    Returns:
-        what is to be sent back, or None.
-    """
+    """Upstream's answer to a message, if any, or what failed: the edge beyond which an exception ends the server."""
     if isinstance(recv_req, BATCHES):
         for each in recv_req:
             if (answer := handle(scheduler, each)) is not None:
@@ -70,12 +66,8 @@ def handle(scheduler: Any, recv_req: Any) -> Any:
         if isinstance(recv_req, REQUESTS):
             return ended(str(recv_req.rid), error)
         logger.exception("%s failed", type(recv_req).__name__)
-        return _failed(recv_req, f"{type(error).__name__}: {error}")
-
-
-def _failed(recv_req: Any, why: str) -> Any:
-    answer = FAILED.get(type(recv_req))
-    return answer and answer(why)
+        answer = FAILED.get(type(recv_req))
+        return answer and answer(f"{type(error).__name__}: {error}")
 
 
 def ended(rid: str, error: Exception) -> AbortReq:
@@ -88,15 +80,8 @@ def ended(rid: str, error: Exception) -> AbortReq:
 
 
 def check(recv_req: Any, model: Any) -> None:
-    """Refuses what would fail where requests are one batch, and so fail them all.
-
-    Args:
-        recv_req: a request as it comes from a tokenizer worker, its types those that upstream declares.
-        model: upstream's `ModelConfig`.
-
-    Raises:
-        ValueError: it names the field.
-    """
+    """Refuses what would fail where requests are one batch, and so fail them all. recv_req: from a tokenizer worker,
+    its types those that upstream declares. model: upstream's `ModelConfig`. Raises ValueError: it names the field."""
     known = range(model.vocab_size)
     if not recv_req.input_ids and not getattr(recv_req, "input_embeds", None):
         raise ValueError("the prompt is empty: a model needs a token to go on from")

@@ -11,10 +11,8 @@ logger = logging.getLogger(__name__)
 
 
 def detokenize(manager: Any, recv_obj: Any) -> Any:
-    """Upstream's answer to a message of a scheduler's: the edge beyond which an exception ends the server.
-
-    Some requests of the batch may have been decoded a step further when it failed, so none of them can go on.
-    """
+    """Upstream's answer to a message of a scheduler's: the edge beyond which an exception ends the server. Some
+    requests of the batch may have been decoded a step further when it failed, so none of them can go on."""
     try:
         return manager._request_dispatcher(recv_obj)
     except Exception as error:

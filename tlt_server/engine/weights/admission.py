@@ -50,16 +50,15 @@ class TargetFit:
         absent = [name for name in self._schema if name not in names and not self._is_left_out(name)]
         if not absent:
             return []
-        filled = set[Region]().union(*map(self._place, names - self._schema.keys()))
+        known = (self._places.get(name) or self._dry_run.parameter(name) for name in names - self._schema.keys())
+        filled = set[Region]().union(*known)
         self._find_places(absent)
         # one of no known place counts by its name alone, one that the model drops leaves no gap
         return [name for name in absent if name not in self._places or not covers(filled, self._places[name])]
 
-    def _place(self, name: str) -> set[Region]:
-        return self._places.get(name) or self._dry_run.parameter(name)
-
     def _find_places(self, names: Sequence[str]) -> None:
-        sought = {name: _empty(self._schema[name]) for name in names if name not in self._places}
+        wanted = {name: self._schema[name] for name in names if name not in self._places}
+        sought = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in wanted.items()}
         try:
             self._places |= self._dry_run.each_takes(sought)
         except Exception as error:  # noqa: BLE001 - as above
@@ -73,7 +72,6 @@ class TargetFit:
 class Admission:
     """Guards `load_weights` of the target while an update is under way.
 
-    model: the target.
     fit: what it takes; None: everything (a quantized target, whose parameters are not what a checkpoint holds).
     group: the CPU process group of the ranks that hold the target.
     """
@@ -97,11 +95,8 @@ class Admission:
             self._update = None
 
     def admit(self, tensors: Iterable[NamedTensor], misfit: Callable[[str, Any], str | None]) -> list[NamedTensor]:
-        """The tensors, all read, once every rank finds that they fit.
-
-        Raises:
-            UpdateRefused: on every rank, where one does not fit on any.
-        """
+        """The tensors, all read, once every rank finds that they fit. Raises UpdateRefused: on every rank, where one
+        does not fit on any."""
         assert self._update is not None
         self._update.raise_if_over()
         items = list(tensors)
@@ -129,7 +124,7 @@ class Admission:
             return self._load(weights, *args, **kwargs)
         if self._update.objection is not None:
             self._update.vote(self._update.objection)
-        weights = self.admit(weights, self._fit.misfit if self._fit else _anything)
+        weights = self.admit(weights, self._fit.misfit if self._fit else lambda _name, _tensor: None)
         with self.writing():
             return self._load(weights, *args, **kwargs)
 
@@ -173,14 +168,6 @@ class Update:
         except BaseException:
             self._failed = True
             raise
-
-
-def _anything(_name: str, _tensor: Any) -> str | None:
-    return None
-
-
-def _empty(spec: Spec) -> torch.Tensor:
-    return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
 
 
 def direct_misfit(model: Any) -> Callable[[str, Any], str | None]:

@@ -24,15 +24,8 @@ RESET = "reset_tensors"
 
 
 def check_weights(router: Any, recv_req: Any) -> CheckWeightsReqOutput:
-    """Does what is asked of one or both of them.
-
-    Args:
-        router: the scheduler's `WeightRouter`.
-        recv_req: upstream's `CheckWeightsReqInput`.
-
-    Raises:
-        OutOfTurn: the weights are released, or there is no drafter.
-    """
+    """Does what an upstream `CheckWeightsReqInput` asks of one or both of them; router: the scheduler's `WeightRouter`.
+    Raises OutOfTurn: the weights are released, or there is no drafter."""
     router.memory.require_weights()
     action, drafter = recv_req.action, router.draft_worker
     checked = router.tp_worker.model_runner

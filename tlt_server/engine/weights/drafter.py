@@ -15,10 +15,12 @@ never from a clock. How far its own thread is, a rank tells the others when they
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +32,50 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
-from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay, Weights
-from tlt_server.engine.weights.swap import Staged
+from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
+
+logger = logging.getLogger(__name__)
+
+FAILED, RUNNING, READY = range(3)
+"""How far a rank's staging is; all go on as far as the one that is least far."""
+
+
+@dataclass
+class OnItsWay:
+    """What was offered, and what becomes of it: sha256 of the file, and the seconds that staging took."""
+
+    offer: Offer
+    future: "Future[tuple[str, float]]"
+
+    def progress(self) -> int:
+        if not self.future.done():
+            return RUNNING
+        return READY if self.future.exception() is None else FAILED
+
+    def failure(self) -> str | None:
+        """Why it failed; None where it did not. To be asked once it is done."""
+        error = self.future.exception()
+        if error is None:
+            return None
+        if isinstance(error, UpdateRefused):
+            return str(error)
+        logger.error("staging a drafter failed", exc_info=error)
+        return f"{type(error).__name__}: {error}"
 
 
 class Drafter:
     """The drafter's versions, in one scheduler process.
 
-    weights: what is copied.
-    group: CPU process group of the ranks that hold a part of the drafter.
-    between_steps: a context within which copies fall between two decode steps.
-    events: told of all that happens.
-    start: the drafter that the server was started with.
-    watchdog: what judges a drafter.
-    speculation: held while there is no drafter worth it.
-    untrained: whether the drafter of the start has learnt nothing yet. It is never drafted with.
+    group: CPU process group of the ranks that hold a part of the drafter. between_steps: a context within which copies
+    fall between two decode steps. start: the drafter that the server was started with. speculation: held while there is
+    no drafter worth it. untrained: whether the drafter of the start has learnt nothing yet: it is never drafted with.
     """
 
     def __init__(
         self,
-        weights: Weights,
+        weights: DrafterWeights,
         group: Any,
         between_steps: Callable[[], AbstractContextManager[Any]],
         events: EventLog,
@@ -80,21 +104,10 @@ class Drafter:
         """As our routes show it. How far the staging is, is this rank's word alone."""
         way = self._staging
         staging = None if way is None else Staging(way.offer.version, ready=way.future.done())
-        return Described(
-            self.live,
-            self.previous,
-            staging,
-            self._newest,
-            self._frozen,
-            self.watchdog.describe(),
-        )
+        return Described(self.live, self.previous, staging, self._newest, self._frozen, self.watchdog.describe())
 
     def offer(self, offer: Offer) -> None:
-        """Begins to stage a drafter, unless it is active or on its way already.
-
-        Raises:
-            OutOfTurn: it comes too late.
-        """
+        """Begins to stage a drafter, unless it is active or on its way already. Raises OutOfTurn: it comes too late."""
         if self._frozen:
             raise OutOfTurn("the drafter is frozen: POST /tlt/v1/drafter/freeze with frozen false lets updates in")
         if self._is_known(offer):
@@ -109,9 +122,8 @@ class Drafter:
     def commit(self, version: int) -> bool:
         """Makes a drafter active that was offered, once all ranks have it staged; True when it is. A collective.
 
-        Raises:
-            UpdateRefused: a rank cannot stage it.
-            OutOfTurn: another one overtook it, or all updates are held back.
+        Raises UpdateRefused: a rank cannot stage it.
+        Raises OutOfTurn: another one overtook it, or all updates are held back.
         """
         staging = self._staging
         if staging is None or staging.offer.version != version:
@@ -123,16 +135,16 @@ class Drafter:
             return False
         self._staging = None
         if progress == FAILED:
-            self._refuse(version, "; ".join(objections(self._group, staging.failure())))
+            why = "; ".join(objections(self._group, staging.failure()))
+            self._refused = version, why
+            self._events.add("drafter_refused", version=version, why=why)
+            raise UpdateRefused(why)
         self._activate(staging)
         return True
 
     def roll_back(self, why: str) -> None:
-        """Makes the drafter active that was before.
-
-        Raises:
-            OutOfTurn: there is none, or the last one was brought back already.
-        """
+        """Makes the drafter active that was before. Raises OutOfTurn: there is none, or the last one was brought back
+        already."""
         if self.previous is None:
             raise OutOfTurn("there is no drafter to go back to")
         with self._between_steps():
@@ -177,10 +189,6 @@ class Drafter:
         if mode != self.watchdog.mode:
             self.watchdog.mode = mode
             self._events.add("watchdog_set", version=self.live.version, mode=mode)
-
-    def probe_due(self, target: int) -> str | None:
-        """Why what the watchdog turned off is to be tried again now, as rank 0 finds."""
-        return self.watchdog.probe_due(target)
 
     def probe(self, why: str) -> None:
         """Tries it again, under watch, unless it is on by now."""
@@ -236,11 +244,11 @@ class Drafter:
         elif self._speculation.held is not None:
             self._speculation.release(f"drafter {self.live.version} is active")
 
-    def _stage(self, offer: Offer) -> tuple[Staged, float]:
-        """In the thread. Returns what was read, and how many seconds that took."""
+    def _stage(self, offer: Offer) -> tuple[str, float]:
+        """In the thread. Returns the file's sha256, and how many seconds it took."""
         began = time.perf_counter()
-        staged = self._weights.stage(Path(offer.path), offer.sha256)
-        return staged, time.perf_counter() - began
+        sha256 = self._weights.stage(Path(offer.path), offer.sha256)
+        return sha256, time.perf_counter() - began
 
     def _is_known(self, offer: Offer) -> bool:
         if self._staging and offer.version == self._staging.offer.version:
@@ -267,13 +275,8 @@ class Drafter:
             raise UpdateRefused(self._refused[1])
         raise OutOfTurn(f"version {version} is not on its way: another one overtook it")
 
-    def _refuse(self, version: int, why: str) -> None:
-        self._refused = version, why
-        self._events.add("drafter_refused", version=version, why=why)
-        raise UpdateRefused(why)
-
     def _activate(self, staging: OnItsWay) -> None:
-        staged, seconds = staging.future.result()
+        sha256, seconds = staging.future.result()
         remember = self.watchdog.mode is Watchfulness.OBSERVE or not self._has_way_back
         began = time.perf_counter()
         with self._between_steps():
@@ -283,7 +286,7 @@ class Drafter:
             self._trusted = self.live.version
         offer, gone = staging.offer, self.live
         self.previous, self._newest = gone if remember else self.previous, offer.version
-        self.live = DrafterVersion(offer.version, offer.path, offer.trained_on, staged.sha256)
+        self.live = DrafterVersion(offer.version, offer.path, offer.trained_on, sha256)
         self._events.add(
             "drafter_swapped",
             version=self.live.version,

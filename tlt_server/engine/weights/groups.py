@@ -17,15 +17,8 @@ JOIN = timedelta(seconds=60)
 
 
 def join(updater: Any, recv_req: Any) -> None:
-    """Joins the group that a trainer opens.
-
-    Args:
-        updater: upstream's `WeightUpdater`, which keeps the groups by their names.
-        recv_req: upstream's `InitWeightsUpdateGroupReqInput`.
-
-    Raises:
-        UpdateRefused: the trainer is not there in time, or what it asks for cannot be.
-    """
+    """Joins the group that a trainer opens, of upstream's `WeightUpdater`, which keeps the groups by their names.
+    Raises UpdateRefused: the trainer is not there in time, or what it asks for cannot be."""
     asked, groups = recv_req, updater._model_update_group
     rank, place = asked.rank_offset + updater.tp_rank, f"{asked.master_address}:{asked.master_port}"
     if asked.rank_offset < 1 or rank >= asked.world_size:  # the first is asked of all ranks alike: none is left waiting

@@ -5,16 +5,14 @@ trainers do that are restarted. Here the second changes nothing. Memory is relea
 a pause, or by a release before. Requests of a held server go back to the queue, with the tokens that they have.
 
     kv_cache     of target and drafter; emptied
-    weights      of target and drafter, and the two further copies of the drafter (engine/swap.py). The drafter's come
+    weights      of target and drafter, and the two further copies of the drafter (swap.py). The drafter's come
                  back as they were, out of the CPU's memory. The target's are anything until the trainer has sent them,
                  unless --enable-weights-cpu-backup keeps a copy of them too
     cuda_graph   with SGLANG_MEMORY_SAVER_CUDA_GRAPH=1; else graphs stay where they are, and nothing waits for them.
                  They come back with the last of the other two, as few trainers ask for them by name
 
-While memory is released no step runs: who asks meanwhile waits until it is back. A pause outlasts it, if generation
-is not continued, before or after.
-
-Without --enable-memory-saver nothing is given back, whatever is released; all else is the same.
+While memory is released no step runs: who asks meanwhile waits until it is back. A pause outlasts it. Without
+--enable-memory-saver nothing is given back, whatever is released; all else is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +32,7 @@ from tlt_server.errors import OutOfTurn, UpdateRefused
 class MemoryOffload:
     """What of a scheduler's GPU memory is released; each rank keeps one, and all are asked between the same two steps.
 
-    router: upstream's weight updater, whose `offload_tags` are what is released.
-    drafter: its `DrafterWeights`, or None.
-    events: told of what is released and resumed.
+    router: upstream's weight updater, whose `offload_tags` are released. drafter: its `DrafterWeights`, or None.
     release, resume: upstream's methods, of which each does its part for the tags that it is given.
     """
 
@@ -56,23 +52,17 @@ class MemoryOffload:
     def promise(self, tags: Sequence[str] | None, *, on: bool) -> None:
         """Lets no step run until memory of these tags is released, or takes that back. A collective.
 
-        Raises:
-            UpdateRefused: a tag that does not exist.
-            OutOfTurn: a request is running or waiting, and generation is not paused.
+        Raises UpdateRefused: a tag that does not exist.
+        Raises OutOfTurn: a request is running or waiting, and generation is not paused.
         """
-        if on and self._not_lent(tags):
+        if on and self._not_released(tags):
             self._require_rest()
         self._promised = on
         self._hold()
 
     def release(self, tags: Sequence[str] | None) -> None:
-        """Gives memory of these tags back to the card, all if there are none. A collective.
-
-        Raises:
-            UpdateRefused: a tag that does not exist.
-            OutOfTurn: a request is running or waiting, and generation is not paused.
-        """
-        wanted = self._not_lent(tags)
+        """Gives memory of these tags back to the card, all if there are none. A collective. Raises as `promise`."""
+        wanted = self._not_released(tags)
         if not wanted:
             return
         self._require_rest()
@@ -86,10 +76,7 @@ class MemoryOffload:
 
     def take_back(self, tags: Sequence[str] | None) -> None:
         """Takes memory of these tags again, all that is released if there are none or only graphs stay. A collective.
-
-        Raises:
-            UpdateRefused: a tag that does not exist.
-        """
+        Raises UpdateRefused: a tag that does not exist."""
         wanted = [tag for tag in _checked(tags) if tag in self._router.offload_tags]
         if not wanted:
             return
@@ -113,7 +100,7 @@ class MemoryOffload:
         self._paused = False
         self._hold()
 
-    def _not_lent(self, tags: Sequence[str] | None) -> list[str]:
+    def _not_released(self, tags: Sequence[str] | None) -> list[str]:
         return [tag for tag in _checked(tags) if tag not in self._router.offload_tags]
 
     def _require_rest(self) -> None:

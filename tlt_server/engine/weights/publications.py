@@ -33,13 +33,9 @@ def no_gaps(_names: AbstractSet[str]) -> Sequence[str]:
 class Published(msgspec.Struct, frozen=True):
     """A publication that has ended.
 
-    version: that it made, from 1 on.
-    weight_version: the trainer's name for it; None where it gave none.
-    calls: that wrote.
-    refused: calls that wrote nothing; the publication lacks what they carried.
-    torn: whether a call failed while it was writing.
-    seconds: from the first write to the last.
-    missing: names of what the target lacks since.
+    version: that it made, from 1 on. weight_version: the trainer's name for it, if it gave one. calls: that wrote.
+    refused: calls that wrote nothing; the publication lacks what they carried. torn: whether a call failed while it was
+    writing. seconds: from the first write to the last. missing: names of what the target lacks since.
     """
 
     version: int
@@ -53,11 +49,8 @@ class Published(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Open:
-    """A publication under way; nothing is written yet while `calls` is 0.
-
-    names: of the tensors that were written, as far as they were not spoilt since.
-    unnamed: whether a call's are not known.
-    """
+    """A publication under way; nothing is written yet while `calls` is 0. names: of the tensors that were written, and
+    not spoilt since. unnamed: whether a call's are not known."""
 
     began: float
     last: float
@@ -73,13 +66,9 @@ class _Open:
 class Publications:
     """The target's versions.
 
-    weight_version: the trainer's name for the active weights; at start, SGLang's.
-    silence_s: without a write, after which a run of calls has ended.
-    clock: monotonic seconds.
-    on_published: told of each publication when it ends.
-    gaps: what it lacks.
-    allow_partial: whether it may; a session says so for itself.
-    missing: what the active target lacks.
+    weight_version: the trainer's name for the active weights; at start, SGLang's. silence_s: without a write, after
+    which a run of calls has ended. gaps: what a publication lacks. allow_partial: whether it may lack something; a
+    session says so for itself. missing: what the active target lacks.
     """
 
     weight_version: str
@@ -115,12 +104,8 @@ class Publications:
     # -- what trainers do --
 
     def wrote(self, weight_version: str | None, names: AbstractSet[str] | None = None, *, torn: bool = False) -> None:
-        """A call has changed weights.
-
-        Args:
-            names: of the tensors that it carried; None where nobody knows: then the publication counts as whole.
-            torn: whether it failed on the way.
-        """
+        """A call has changed weights. names: of the tensors that it carried; None where nobody knows: then the
+        publication counts as whole. torn: whether it failed on the way."""
         publication = self._joined(weight_version)
         publication.last = self.clock()
         if not publication.calls:
@@ -152,22 +137,14 @@ class Publications:
             self._open.names.clear()
 
     def begin(self, *, allow_partial: bool = False) -> None:
-        """A session begins; what was under way has ended.
-
-        Raises:
-            OutOfTurn: there is one already.
-        """
+        """A session begins; what was under way has ended. Raises OutOfTurn: there is one already."""
         if self._session:
             raise OutOfTurn("a weight update is open already: POST /end_weight_update ends it")
         self._close()
         self._session, self._partial_session = True, allow_partial
 
     def end(self) -> tuple[str, ...]:
-        """The session ends. Returns what its publication lacks.
-
-        Raises:
-            OutOfTurn: there is none.
-        """
+        """The session ends. Returns what its publication lacks. Raises OutOfTurn: there is none."""
         if not self._session:
             raise OutOfTurn("no weight update is open: POST /begin_weight_update opens one")
         missing = self._close()

@@ -7,6 +7,7 @@ or where it should flush its cache while a request is running, and remembers a p
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
@@ -40,14 +41,13 @@ from tlt_server.metrics import count_target_update
 logger = logging.getLogger(__name__)
 
 Outcome = tuple[bool, str]
-Load = Callable[[Any], Outcome]
+Load = Callable[[Any], Outcome | None]
+"""None: done, and nothing to say of it."""
 
 
 class WeightRouter(SchedulerWeightUpdaterManager):
-    """Upstream's weight updater, in each scheduler process; the scheduler calls its methods between two steps.
-
-    An exception in one of them would end the server, so each answers `success=False` and the reason instead.
-    """
+    """Upstream's weight updater, in each scheduler process; the scheduler calls its methods between two steps. An
+    exception in one of them would end the server, so each answers `success=False` and the reason instead."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -72,11 +72,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         self._session_selector = selector
 
     def end(self) -> None:
-        """Closes the session.
-
-        Raises:
-            TargetIncomplete: its publication has ended, and lacks something.
-        """
+        """Raises TargetIncomplete: the session's publication has ended, and lacks something."""
         missing = self.state.publications.end()
         self._session_selector = None
         require_whole(missing)
@@ -102,8 +98,9 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         return UpdateWeightsFromIPCReqOutput(success=success, message=message)
 
     def init_weights_update_group(self, recv_req: Any) -> InitWeightsUpdateGroupReqOutput:
-        success, message = _answered(self._join, recv_req)
-        return InitWeightsUpdateGroupReqOutput(success=success, message=message)
+        success, message = _answered(partial(join, self.tp_worker.model_runner.weight_updater), recv_req)
+        said = "Succeeded to initialize custom process group." if success else message
+        return InitWeightsUpdateGroupReqOutput(success=success, message=said)
 
     def destroy_weights_update_group(self, recv_req: Any) -> DestroyWeightsUpdateGroupReqOutput:
         success, message = _answered(self.tp_worker.destroy_weights_update_group, recv_req)
@@ -111,13 +108,13 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
     def release_memory_occupation(self, recv_req: Any) -> ReleaseMemoryOccupationReqOutput:
         """For who holds SGLang's engine in process: this answer has no room for a reason, unlike that of our route."""
-        success, message = _answered(self._lend, recv_req)
+        success, message = _answered(lambda request: self.memory.release(request.tags), recv_req)
         if not success:
             logger.error("no memory is released: %s", message)
         return ReleaseMemoryOccupationReqOutput()
 
     def resume_memory_occupation(self, recv_req: Any) -> ResumeMemoryOccupationReqOutput:
-        success, message = _answered(self._take_back, recv_req)
+        success, message = _answered(lambda request: self.memory.take_back(request.tags), recv_req)
         if not success:
             logger.error("no memory is taken back: %s", message)
         return ResumeMemoryOccupationReqOutput()
@@ -128,21 +125,8 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             return GetWeightsByNameReqOutput(parameter=None)
         return super().get_weights_by_name(recv_req)
 
-    def _join(self, recv_req: Any) -> Outcome:
-        join(self.tp_worker.model_runner.weight_updater, recv_req)
-        return True, "Succeeded to initialize custom process group."
-
-    def _lend(self, recv_req: Any) -> Outcome:
-        self.memory.release(recv_req.tags)
-        return True, ""
-
-    def _take_back(self, recv_req: Any) -> Outcome:
-        self.memory.take_back(recv_req.tags)
-        return True, ""
-
     def check_weights(self, recv_req: Any) -> CheckWeightsReqOutput:
         try:
-            self.memory.require_weights()
             return check_weights(self, recv_req)
         except UpdateRefused as refused:
             return CheckWeightsReqOutput(success=False, message=str(refused))
@@ -194,7 +178,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
         send that know of neither, with or without `disable_draft_model`."""
 
-        def load_selected(recv_req: Any) -> Outcome:
+        def load_selected(recv_req: Any) -> Outcome | None:
             try:
                 self.memory.require_weights()
                 _check_selector(recv_req.selector or self._session_selector)
@@ -225,7 +209,10 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         tensors = self.tp_worker._deserialize_own_rank(recv_req.serialized_named_tensors)
         runner = self.tp_worker.model_runner
         if recv_req.load_format == "direct":
-            whole = [(name, _unwrapped(tensor, self.tp_worker.ps.tp_rank)) for name, tensor in tensors]
+            rank = self.tp_worker.ps.tp_rank
+            whole = [
+                (name, each.get(rank) if isinstance(each, LocalSerializedTensor) else each) for name, each in tensors
+            ]
             tensors = self._admission.admit(whole, direct_misfit(runner.model))
         direct = self._admission.writing() if recv_req.load_format == "direct" else nullcontext()
         with direct:
@@ -251,14 +238,10 @@ def _check_selector(selector: str | None) -> None:
         raise UpdateRefused(f"selector {selector!r}: must be target, draft or all")
 
 
-def _unwrapped(tensor: Any, rank: int) -> Any:
-    return tensor.get(rank) if isinstance(tensor, LocalSerializedTensor) else tensor
-
-
 def _answered(make: Load, recv_req: Any) -> Outcome:
     """What `make` answers, or why it failed: the edge beyond which an exception ends the server."""
     try:
-        return make(recv_req)
+        return make(recv_req) or (True, "")
     except UpdateRefused as refused:
         return False, str(refused)
     except Exception as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import asdict
 from tlt_client.schemas import DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
 
 from tlt_server.config import Arm, ServerConfig
@@ -26,10 +27,7 @@ from tlt_server.wire.devices import identity
 
 
 class Stamp(NamedTuple):
-    """The weights that a step was launched with.
-
-    drafter_version: None where there is no drafter.
-    """
+    """The weights that a step was launched with. drafter_version: None where there is no drafter."""
 
     weight_version: str
     target_version: int
@@ -40,16 +38,13 @@ class Stamp(NamedTuple):
 SHOWN_NAMES = 10
 """Of tensors that are missing."""
 SHOWN_EVERY = 64
-"""Steps between two looks of the metrics at what the watchdog sees: a gauge costs more than a step has to spare."""
+"""Steps after which the metrics show again what the watchdog sees: a gauge costs more than a step has to spare."""
 
 
 @dataclass
 class EngineState:
-    """Versions and events, beside the models that they speak of.
-
-    devices: of all ranks, the same on each.
-    target_era: counts the calls that wrote to the target.
-    """
+    """Versions and events, beside the models that they speak of. devices: of all ranks, the same on each. target_era:
+    counts the calls that wrote to the target."""
 
     publications: Publications
     events: EventLog
@@ -79,7 +74,7 @@ class EngineState:
         if self.drafter is None or self.speculation.held is None:
             return None
         self.publications.tick()
-        return self.drafter.probe_due(self.publications.version)
+        return self.drafter.watchdog.probe_due(self.publications.version)
 
     def versions(self) -> Versions:
         """What is active, as our routes show it."""
@@ -98,14 +93,8 @@ class EngineState:
             self.events.add("drafter_refused", version=trainer.refused, why=trainer.reason)
 
     def settled(self, drafter_version: int, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]]) -> None:
-        """A decode step was settled.
-
-        Args:
-            drafter_version: active at its launch.
-            arm: it was launched with; None: off.
-            batch: requests in it.
-            accepted: drafts of each request that counts.
-        """
+        """A decode step was settled: its drafter and arm (None: off) at launch, requests in its batch, and accepted
+        drafts of each request that counts."""
         assert self.drafter is not None
         self.speculation.settled(batch, [count for _, count in accepted])
         if arm is None or not accepted:
@@ -131,11 +120,7 @@ class EngineState:
 
 
 def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
-    """The state of upstream's `Scheduler`, its models loaded.
-
-    Args:
-        gaps: what a publication of the target lacks.
-    """
+    """The state of upstream's `Scheduler`, its models loaded."""
     events = EventLog(scheduler.ps.dp_rank or 0)
     config = ServerConfig.from_environment()
     publications = Publications(
@@ -165,23 +150,12 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
 
 
 def _note(events: EventLog, published: Published) -> None:
-    events.add(
-        "target_published",
-        version=published.version,
-        weight_version=published.weight_version,
-        calls=published.calls,
-        refused=published.refused,
-        torn=published.torn,
-        seconds=round(published.seconds, 6),
-    )
-    if published.missing:
-        events.add(
-            "target_incomplete",
-            version=published.version,
-            weight_version=published.weight_version,
-            missing=len(published.missing),
-            names=listed(published.missing),
-        )
+    told = asdict(published) | {"seconds": round(published.seconds, 6)}
+    missing = told.pop("missing")
+    events.add("target_published", **told)
+    if missing:
+        of = {name: told[name] for name in ("version", "weight_version")}
+        events.add("target_incomplete", **of, missing=len(missing), names=listed(missing))
 
 
 def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config: ServerConfig) -> Drafter | None:
@@ -198,13 +172,5 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
 
     start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
     watchdog = Watchdog(worker.all_arms, config.watchdog, config.accept_length_floor, time.time)
-    return Drafter(
-        worker.weights,
-        scheduler.tp_cpu_group,
-        between_steps,
-        events,
-        start,
-        watchdog,
-        speculation,
-        untrained=config.begins_untrained,
-    )
+    parts = worker.weights, scheduler.tp_cpu_group, between_steps, events, start, watchdog, speculation
+    return Drafter(*parts, untrained=config.begins_untrained)

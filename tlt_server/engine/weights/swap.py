@@ -4,19 +4,17 @@ The live tensors keep their storages, so CUDA graphs that were captured over the
 with the target (the embedding, for EAGLE the head too) is no part of any of the three: it cannot be written here.
 """
 
-import json
 import math
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tlt_server import files
 from tlt_server.drafter.header import MOST_HEADER
-from tlt_server.engine.loading.schema import Schema, Spec, not_finite, start_schema
+from tlt_server.engine.loading.schema import Spec, not_finite, start_schema
 from tlt_server.engine.loading.shadow import shadow_of
 from tlt_server.engine.loading.tensorfile import Buffer, TensorFile
 from tlt_server.engine.loading.upload import Upload
@@ -40,39 +38,39 @@ ARCHITECTURE = (
 )
 
 
-class Staged(NamedTuple):
-    """What was read from a file.
-
-    sha256: of the file, in hexadecimal.
-    """
-
-    sha256: str
-
-
 class DrafterWeights:
-    """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target.
-
-    One thread at a time may call `stage`; `flip` and `flip_back` belong between two steps.
-    """
+    """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target. One thread at
+    a time may call `stage`; `flip` and `flip_back` belong between two steps."""
 
     def __init__(self, draft_worker: Any) -> None:
+        from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+        from transformers import PretrainedConfig
+
         runner = draft_worker.draft_runner
         target = draft_worker.target_worker.model_runner.model
         shared = {id(parameter) for parameter in target.parameters()}
-        self._config = _raw_config(runner.model_config)
+        # config.json as it was written: SGLang and transformers rewrite what they load
+        path, revision = runner.model_config.model_path, runner.model_config.revision
+        self._config: Mapping[str, Any] = PretrainedConfig.get_config_dict(path, revision=revision)[0]
         self._target_vocab = int(draft_worker.target_worker.model_runner.model_config.vocab_size)
         self._quantized = runner.model_config.quantization is not None
         self._schema = start_schema(runner)
-        self._left_out = _names_of_shared(runner.model, shared)
+        of_target = (name for name, parameter in runner.model.named_parameters() if id(parameter) in shared)
+        self._left_out = {name.removeprefix("model.") for name in of_target}
+        specs = (self._schema or {}).values()
         others = sum(parameter.numel() for parameter in runner.model.parameters() if id(parameter) in shared)
-        self._most = _most_bytes(self._schema or {}, others + self._target_vocab)  # t2d has a byte for each token
+        others += self._target_vocab  # t2d has a byte for each token
+        # what a file of these tensors may have at most: all of it in float64
+        self._most = 8 * (sum(math.prod(spec.shape) for spec in specs) + others) + MOST_HEADER
         self._hot: torch.Tensor | None = draft_worker.hot_token_id
-        with _lent_with_weights(runner):
+        # released with the weights, and comes back with them, as it was (memory.py)
+        with runner.memory_saver_adapter.region(GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True):
             # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
             self._shadow = shadow_of(
                 runner.model, lambda p: torch.empty_like(p, device="meta") if id(p) in shared else p.data.clone()
             )
-            owned = [(p.data, s.data) for p, s in _pairs(runner.model, self._shadow) if not s.is_meta]
+            pairs = zip(runner.model.parameters(), self._shadow.parameters(), strict=True)
+            owned = [(p.data, s.data) for p, s in pairs if not s.is_meta]
             self._live, self._staged = [live for live, _ in owned], [staged for _, staged in owned]
             others = [*_persistent_buffers(runner.model), *([] if self._hot is None else [self._hot])]
             self._live += others
@@ -80,21 +78,18 @@ class DrafterWeights:
             self._previous = [torch.empty_like(live) for live in self._live]
         device = self._live[0].device
         self._upload = Upload(device)
-        self._buffer = Buffer(_file_size(self._schema or {}), pinned=device.type == "cuda")
+        expected = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) + (1 << 20)
+        self._buffer = Buffer(expected, pinned=device.type == "cuda")
         self._at_hand = threading.Lock()
 
     # -- off the hot path --
 
     @torch.no_grad()
-    def stage(self, path: Path, sha256: str | None) -> Staged:
-        """Reads, checks and loads a drafter beside the live one.
+    def stage(self, path: Path, sha256: str | None) -> str:
+        """Reads, checks and loads a drafter beside the live one; returns its file's sha256, in hexadecimal.
 
-        Args:
-            path: a safetensors file, or a folder that holds one.
-            sha256: what the file's must be, in hexadecimal.
-
-        Raises:
-            UpdateRefused: it is not a drafter for this server; the message says why.
+        path: a safetensors file, or a folder that holds one. sha256: what the file's must be.
+        Raises UpdateRefused: it is not a drafter for this server; the message says why.
         """
         file = TensorFile(self._file(path), self._buffer, self._most)
         tensors = file.tensors()
@@ -105,11 +100,13 @@ class DrafterWeights:
                     self._shadow.load_weights([(name, self._upload(tensor))])
             if self._hot is not None:
                 self._staged[-1].copy_(self._token_map())
-            self._check_finite()
+            # after the cast to the drafter's dtype
+            if wrong := not_finite((name, p) for name, p in self._shadow.named_parameters() if not p.is_meta):
+                raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
         found = file.sha256()
         if sha256 is not None and found != sha256.lower():
             raise UpdateRefused(f"{path}: its sha256 is {found}, not {sha256.lower()}")
-        return Staged(found)
+        return found
 
     def hold_staging(self) -> None:
         """Before the weights' memory is released: waits for what is being staged. What is to be staged waits for
@@ -131,15 +128,13 @@ class DrafterWeights:
 
     def _check_config(self, path: Path) -> None:
         try:
-            config = json.loads(files.read(path))
+            config = files.read_object(path)
         except FileNotFoundError:
             return  # then the names and shapes speak for it
         except OSError as error:
             raise UpdateRefused(f"{path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise UpdateRefused(f"{path}: not JSON ({error})") from error
-        if not isinstance(config, dict):
-            raise UpdateRefused(f"{path}: not a JSON object")
+        except ValueError as error:
+            raise UpdateRefused(f"{path}: {error}") from error
         for key in ARCHITECTURE:
             ours, theirs = self._config.get(key), config.get(key)
             if None not in (ours, theirs) and ours != theirs:
@@ -152,7 +147,8 @@ class DrafterWeights:
             raise UpdateRefused(
                 "the drafter was not loaded from a checkpoint, so there is nothing to check this against"
             )
-        wrong = [f"{name} is missing" for name in self._required(self._schema) if name not in tensors]
+        required = (name for name in self._schema if not self._is_left_out(name))
+        wrong = [f"{name} is missing" for name in required if name not in tensors]
         for name, tensor in tensors.items():
             expected = self._schema.get(name)
             if expected is None and not self._is_left_out(name):
@@ -161,9 +157,6 @@ class DrafterWeights:
                 wrong.append(f"{name}: {why}")
         if wrong:
             raise UpdateRefused(listed(wrong, between="; "))
-
-    def _required(self, schema: Schema) -> list[str]:
-        return [name for name in schema if not self._is_left_out(name)]
 
     def _is_left_out(self, name: str) -> bool:
         """Names of what is shared with the target, whose values are not the drafter's, and of EAGLE-3's t2d, which
@@ -176,11 +169,6 @@ class DrafterWeights:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._target_vocab:
             raise UpdateRefused(f"d2t leads outside of the target's vocabulary, 0 to {self._target_vocab - 1}")
         return tokens
-
-    def _check_finite(self) -> None:
-        """After the cast to the drafter's dtype."""
-        if wrong := not_finite((name, p) for name, p in self._shadow.named_parameters() if not p.is_meta):
-            raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
 
     # -- between two steps --
 
@@ -204,40 +192,6 @@ class DrafterWeights:
                 live.uniform_()
 
 
-def _lent_with_weights(runner: Any) -> AbstractContextManager[Any]:
-    """GPU memory taken inside is released and comes back with the weights', as it was (engine/memory.py)."""
-    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
-
-    region: AbstractContextManager[Any] = runner.memory_saver_adapter.region(
-        GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True
-    )
-    return region
-
-
-def _raw_config(model_config: Any) -> Mapping[str, Any]:
-    """A model's config.json as it was written: SGLang and transformers rewrite what they load."""
-    from transformers import PretrainedConfig
-
-    config: Mapping[str, Any]
-    config, _ = PretrainedConfig.get_config_dict(model_config.model_path, revision=model_config.revision)
-    return config
-
-
-def _file_size(schema: Schema) -> int:
-    """About how many bytes a file of these tensors has."""
-    size: int = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in schema.values())
-    return size + (1 << 20)
-
-
-def _most_bytes(schema: Schema, others: int) -> int:
-    """That a file of these tensors may have, and of so many numbers which are not the drafter's: in float64."""
-    return 8 * (sum(math.prod(spec.shape) for spec in schema.values()) + others) + MOST_HEADER
-
-
-def _pairs(model: Any, shadow: Any) -> list[tuple[Any, Any]]:
-    return list(zip(model.parameters(), shadow.parameters(), strict=True))
-
-
 def _persistent_buffers(model: Any) -> list[torch.Tensor]:
     """Those that are state as parameters are: what is not in a file, an update puts back as it was at start."""
     return [
@@ -246,8 +200,3 @@ def _persistent_buffers(model: Any) -> list[torch.Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     ]
-
-
-def _names_of_shared(model: Any, shared: set[int]) -> set[str]:
-    """The names, without `model.`, of the parameters that are the target's."""
-    return {name.removeprefix("model.") for name, parameter in model.named_parameters() if id(parameter) in shared}

@@ -15,7 +15,7 @@ from tlt_client.schemas import Watch
 from tlt_server.config import Arm, Watchfulness
 
 MARGIN, STALE_MARGIN = 0.1, 0.5  # share of the accepted drafts that may be lost; the second where the target is new too
-GRACE, SOONEST = 2, 10  # steps after an event: not looked at, as drafted from what was left of before; without verdict
+GRACE, SOONEST = 2, 10  # steps after an event: not counted, as drafted from what was left of before; without verdict
 LEAST, LEAST_REQUESTS, LATEST = 512, 4, 512  # passes and requests that a baseline needs; requests that it keeps
 PATIENCE = 32768  # passes after which a drafter that is not plainly worse stays
 SHIFTS = 0.1, 0.25, 0.5, 0.9  # of the level: what a worse drafter is supposed to be below it, a good one above

@@ -98,10 +98,7 @@ class Buffer:
 
     def add(self, feature: Feature) -> None:
         """Takes a feature; one that is too old, known, or at odds with others of its request is counted and dropped.
-
-        Raises:
-            WireError: it is of another model.
-        """
+        Raises WireError: it is of another model."""
         self._check(feature)
         self.advance(feature.target_version)
         if feature.target_version < self.newest - self._max_age:

@@ -84,9 +84,7 @@ class Piece:
 
 def assemble(pieces: Iterable[Piece], prompt: int) -> list[Run]:
     """The runs of consecutive positions that the pieces of one sequence cover; the newest version of each position.
-
-    prompt: length of the sequence's prompt. A position alone makes no run.
-    """
+    prompt: length of the sequence's prompt. A position alone makes no run."""
     ordered = sorted(pieces, key=lambda piece: piece.version)
     ends = sorted({end for piece in ordered for end in (piece.first, piece.stop)})  # positions may be millions
     owner = torch.full((max(len(ends) - 1, 0),), -1)

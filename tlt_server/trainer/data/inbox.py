@@ -25,10 +25,8 @@ LARGEST = 1e6
 
 
 class Inbox:
-    """What arrives on the features link of `model`; `width` is of what the drafter reads.
-
-    received: tokens taken. dropped: tokens that were not, by reason; a message that cannot be read counts as one.
-    """
+    """What arrives on the features link of `model`; `width` is of what the drafter reads. received: tokens taken.
+    dropped: tokens that were not, by reason; a message that cannot be read counts as one."""
 
     def __init__(self, inlet: Inlet, model: ModelIdentity, kind: DrafterKind, width: int, targets: Targets) -> None:
         self._inlet, self._model, self._kind, self._width, self._targets = inlet, model, kind, width, targets

@@ -31,15 +31,12 @@ class Replayed(NamedTuple):
         versions, length = self.status.versions, self.status.accept_length.recent
         drafter = versions.drafter.live.version if versions and versions.drafter else 0
         lately = f", accept length {length:.2f} lately" if length else ""
-        return f"{self.responses} responses, {self.tokens} tokens; drafter {drafter} in force{lately}"
+        return f"{self.responses} responses, {self.tokens} tokens; drafter {drafter} active{lately}"
 
 
 def read(path: Path) -> list[str | tuple[int, ...]]:
-    """The prompts of a file with a JSON object a line.
-
-    Raises:
-        ConfigError: it cannot be read, a line is no such object, or there is none.
-    """
+    """The prompts of a file with a JSON object a line. Raises ConfigError: it cannot be read, a line is no such object,
+    or there is none."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -60,11 +57,8 @@ def _prompt(line: bytes, where: str) -> str | tuple[int, ...]:
 def replay(
     url: str, prompts: Sequence[str | tuple[int, ...]], responses: int, params: SamplingParams, at_once: int
 ) -> Iterator[Replayed]:
-    """Samples `responses` to each prompt, `at_once` in flight, and says now and then how far it is.
-
-    Raises:
-        ServerFailed: the server cannot be reached, has no trainer, or did not answer.
-    """
+    """Samples `responses` to each prompt, `at_once` in flight, and says now and then how far it is. Raises
+    ServerFailed: the server cannot be reached, has no trainer, or did not answer."""
     wanted = [prompt for prompt in prompts for _ in range(responses)]
     tokens, done = 0, 0
     try:

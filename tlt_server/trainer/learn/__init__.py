@@ -1,1 +1,1 @@
-"""Training steps: networks, losses, packs, and their spread over processes."""
+"""Training steps: losses, packs, and their spread over processes."""

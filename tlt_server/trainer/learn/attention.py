@@ -22,10 +22,8 @@ Base: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def by_sequence(bounds: Sequence[tuple[int, int]]) -> Base:
-    """One sequence after another, in plain torch: for a CPU, and the reference for `flex`.
-
-    bounds: first row, and the row after the last, of each sequence; together all rows, in order.
-    """
+    """One sequence after another, in plain torch: for a CPU, and the reference for `flex`. bounds: first row, and the
+    row after the last, of each sequence; together all rows, in order."""
 
     def base(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         parts = [_causal(*(x[:, first:stop] for x in (query, key, value))) for first, stop in bounds]
@@ -40,13 +38,14 @@ def by_sequence_one_step(bounds: Sequence[tuple[int, int]]) -> Base:
     later steps need."""
 
     def base(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [_alone(*(x[None, :, first:stop] for x in (query, key, value))) for first, stop in bounds]
+        parts = [causal(*(x[None, :, first:stop] for x in (query, key, value))) for first, stop in bounds]
         return torch.cat(parts, dim=2)[0], query.new_empty(0)
 
     return base
 
 
-def _alone(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of each position to all up to it; query [B, Q, N, D], key and value [B, K, N, D]."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 

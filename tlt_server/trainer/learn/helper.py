@@ -11,15 +11,12 @@ from tlt_server.trainer.learn.losses import Objective
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network, network
 from tlt_server.trainer.learn.packing import Pack
-from tlt_server.trainer.learn.team import TENSORS, End, Free, Join, Learn, Line
+from tlt_server.trainer.learn.team import TENSORS, End, Free, Join, Learn, Line, PackLayout
 
 
 def assist(leader: Line, objective_of: Callable[[Mapping[str, Any]], Objective]) -> None:
-    """Until the leader says that training is over. objective_of: what a drafter with this config learns by.
-
-    Raises:
-        RankLost: the leader is gone.
-    """
+    """Until the leader says that training is over. objective_of: what a drafter with this config learns by. Raises
+    RankLost: the leader is gone."""
     helper: Helper | None = None
     while not isinstance(order := leader.hear(), End):
         match order:
@@ -54,16 +51,16 @@ class Helper:
             leader.receive((embedding, head))
             self._frozen = Frozen(embedding, head, order.version)
         assert self._frozen is not None
-        packs = [self._receive(layout.tensors, layout.bounds) for layout in order.packs]
+        packs = [self._receive(layout) for layout in order.packs]
         self._network.zero_grad()
         loss = learn(self._network, self._frozen, self._objective, packs, order.chains)
         weights = list(self._network.parameters())
         leader.send((loss, *(torch.zeros_like(each) if each.grad is None else each.grad for each in weights)))
 
-    def _receive(self, layouts: Any, bounds: Any) -> Pack:
-        tensors = {name: each.empty(self._leader.device) for name, each in zip(TENSORS, layouts, strict=True)}
+    def _receive(self, pack: PackLayout) -> Pack:
+        tensors = {name: each.empty(self._leader.device) for name, each in zip(TENSORS, pack.tensors, strict=True)}
         self._leader.receive(tensors.values())
-        return Pack(**tensors, bounds=bounds)
+        return Pack(**tensors, bounds=pack.bounds)
 
     def free(self) -> None:
         """Leaves the GPU to others, but for what CUDA and NCCL hold themselves."""

@@ -54,10 +54,8 @@ class Metrics:
 
 
 def learn(network: Network, frozen: Frozen, objective: Objective, packs: Sequence[Pack], chains: int) -> Tensor:
-    """Adds the gradients of `packs` to those of the weights; gives the loss, a scalar in float32.
-
-    Each pack counts by its share of `chains`, those of the whole training step.
-    """
+    """Adds the gradients of `packs` to those of the weights; gives the loss, a scalar in float32. Each pack counts by
+    its share of `chains`, those of the whole training step."""
     device = next(network.parameters()).device
     total = torch.zeros((), device=device)
     for pack in packs:
@@ -114,11 +112,8 @@ class Trainer:
         self.frozen = Frozen(embedding, head, self.frozen.version)
 
     def step(self, packs: Sequence[Pack]) -> Metrics:
-        """One step over all entries of `packs`, by all who are present in the team.
-
-        Raises:
-            RankLost: one of them is gone.
-        """
+        """One step over all entries of `packs`, by all who are present in the team. Raises RankLost: one of them is
+        gone."""
         total, chains = self.gradients(packs)
         norm = nn.utils.clip_grad_norm_(self._named.values(), self.settings.clip).item()
         finite = norm < float("inf")
@@ -149,11 +144,7 @@ class Trainer:
         return tensors, {"steps": self.steps, "tokens": self.tokens, "random": self.random.getstate()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Goes on where the trainer stood whose `state` this is.
-
-        Raises:
-            ConfigError: it is of another drafter.
-        """
+        """Goes on where the trainer stood whose `state` this is. Raises ConfigError: it is of another drafter."""
         for name, weight in self._named.items():
             for kind in (WEIGHTS, AVERAGE):
                 if (saved := tensors.get(f"{kind}{name}")) is None or saved.shape != weight.shape:

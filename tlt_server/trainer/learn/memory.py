@@ -22,11 +22,8 @@ def needed(network: Network, frozen: Frozen) -> int:
 def limit(gigabytes: float | None, device: torch.device, least: int = 0) -> None:
     """Lets torch take so much of the GPU, and no more; what CUDA and NCCL take for themselves is beside it.
 
-    Args:
-        least: bytes that will be needed for sure.
-
-    Raises:
-        ConfigError: there is no GPU, or not so much free on it, or it does not suffice.
+    least: bytes that will be needed for sure.
+    Raises ConfigError: there is no GPU, or not so much free on it, or it does not suffice.
     """
     if gigabytes is None:
         return

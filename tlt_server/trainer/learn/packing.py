@@ -75,11 +75,8 @@ class Pack:
 
 
 def plan(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Which of `sizes` to put together, by index: first-fit decreasing (Johnson, 1973), at most `budget` a pack.
-
-    Raises:
-        ValueError: a size is above the budget; `split` cuts a run.
-    """
+    """Which of `sizes` to put together, by index: first-fit decreasing (Johnson, 1973), at most `budget` a pack. Raises
+    ValueError: a size is above the budget; `split` cuts a run."""
     packs: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,37 +28,26 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def joined(name: str | None) -> Iterator[Place]:
-    """Waits for all ranks; alone where torchrun did not start this process.
-
-    name: of the device, torch's; None: a GPU if there is one.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """Waits for all ranks; alone where torchrun did not start this process. name: torch's, of the device; None: a GPU
+    if there is one. Raises ConfigError: it cannot be used."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_torchelastic_launched():
-        device = _device(name or _default())
+        device = _device(name)
         yield Place(0, device, (identity(device),), {})
         return
-    device = _device(_of_rank(name or _default()))
+    if name not in {"cpu", "cuda"}:
+        raise ConfigError(f"device {name}: under torchrun each process has its own. Say cuda or cpu, or leave it out")
+    device = _device(name if name == "cpu" else f"cuda:{dist.get_node_local_rank()}")  # in their order
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     rank, orders = dist.get_rank(), dist.new_group(backend="gloo", timeout=NO_ORDERS)
     others = range(1, dist.get_world_size()) if rank == 0 else (0,)
     lines = {other: Line(other, device, orders) for other in others}
-    yield Place(rank, device, _gathered(identity(device), orders), lines)
+    devices: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(devices, identity(device), group=orders)
+    yield Place(rank, device, tuple(devices), lines)
     dist.destroy_process_group()  # not after an error: it would wait for a rank that is gone
-
-
-def _default() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _of_rank(name: str) -> str:
-    """Each process of a machine has a GPU of its own, in their order."""
-    if name not in {"cpu", "cuda"}:
-        raise ConfigError(f"device {name}: under torchrun each process has its own. Say cuda or cpu, or leave it out")
-    return name if name == "cpu" else f"cuda:{dist.get_node_local_rank()}"
 
 
 def _device(name: str) -> torch.device:
@@ -66,9 +55,3 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name}: {str(error).splitlines()[0]}") from error
-
-
-def _gathered(mine: str, group: Any) -> tuple[str, ...]:
-    devices: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(devices, mine, group=group)
-    return tuple(devices)

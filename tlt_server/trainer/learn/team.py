@@ -47,6 +47,10 @@ class PackLayout(Struct, frozen=True):
     tensors: tuple[Layout, ...]
     bounds: tuple[tuple[int, int], ...]
 
+    @classmethod
+    def of(cls, pack: Pack) -> Self:
+        return cls(tuple(Layout.of(getattr(pack, name)) for name in TENSORS), pack.bounds)
+
 
 class Join(Struct, frozen=True, tag=True):
     """Leader -> helper, first of all. config: of the drafter."""
@@ -79,10 +83,8 @@ Order = Join | Learn | Free | End
 
 
 class Line:
-    """To another rank; what one side sends, the other receives, in the same order. All methods raise RankLost.
-
-    device: whose tensors are sent. orders: a process group on the CPU, silent while there is nothing to learn.
-    """
+    """To another rank; what one side sends, the other receives, in the same order. All methods raise RankLost. device:
+    whose tensors are sent. orders: a process group on the CPU, silent while there is nothing to learn."""
 
     def __init__(self, rank: int, device: torch.device, orders: Any) -> None:
         self._rank, self.device, self._orders = rank, device, orders
@@ -124,10 +126,8 @@ class Line:
 
 
 class Team:
-    """The leader's side; without helpers, a step is its own. Methods raise RankLost but for `end`.
-
-    lines: to each helper, by its rank. config: of the drafter. present: ranks that take part in the next step.
-    """
+    """The leader's side; without helpers, a step is its own. Methods raise RankLost but for `end`. lines: to each
+    helper, by its rank. config: of the drafter. present: ranks that take part in the next step."""
 
     def __init__(self, lines: Mapping[int, Line] | None = None, config: Mapping[str, Any] | None = None) -> None:
         self._lines = dict(lines or {})
@@ -144,7 +144,9 @@ class Team:
         self._helping = []
         for rank, share in zip(helpers, others, strict=True):
             if share:
-                order = Learn(chains, frozen.version, self._missing(rank, frozen), _layouts(share))
+                has_frozen = self._versions.get(rank) == frozen.version
+                missing = () if has_frozen else (Layout.of(frozen.embedding), Layout.of(frozen.head))
+                order = Learn(chains, frozen.version, missing, tuple(map(PackLayout.of, share)))
                 self._send(rank, order, share, network, frozen)
         return mine
 
@@ -158,11 +160,6 @@ class Team:
         for pack in packs:
             line.send(getattr(pack, name) for name in TENSORS)
         self._helping.append(line)
-
-    def _missing(self, rank: int, frozen: Frozen) -> tuple[Layout, ...]:
-        if self._versions.get(rank) == frozen.version:
-            return ()
-        return Layout.of(frozen.embedding), Layout.of(frozen.head)
 
     def gather(self, network: Network) -> Tensor:
         """Adds the others' gradients; gives the sum of their losses."""
@@ -199,10 +196,6 @@ def spread(packs: Sequence[Pack], parts: int) -> list[list[Pack]]:
         shares[part].append(pack)
         rows[part] += len(pack.tokens)
     return shares
-
-
-def _layouts(packs: Sequence[Pack]) -> tuple[PackLayout, ...]:
-    return tuple(PackLayout(tuple(Layout.of(getattr(pack, name)) for name in TENSORS), pack.bounds) for pack in packs)
 
 
 def _raw(tensor: Tensor) -> Tensor:

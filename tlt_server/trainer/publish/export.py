@@ -23,24 +23,20 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
     """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, to a new folder.
 
-    Returns:
-        The file's metadata: target, trained_on (target version), steps, tokens, revision; version if published.
-
-    Raises:
-        ConfigError: there is none, or `out` exists.
+    Returns the file's metadata: target, trained_on (target version), steps, tokens, revision; version if published.
+    Raises ConfigError: there is none, or `out` exists.
     """
-    drafter, provenance = _checkpointed(folder / "checkpoints") if checkpointed else _published(folder)
+    if checkpointed:
+        drafter, provenance = _checkpointed(folder / "checkpoints")
+    elif (edition := Published(folder).newest()) is not None:
+        drafter, provenance = load_drafter(edition.folder), edition.metadata()
+    else:
+        raise ConfigError(f"{folder}: no drafter was published here yet. --checkpoint takes the one in training")
     config = dict(drafter.config)
     if layers := (config.get("eagle_config") or {}).get(LAYERS):
         config[LAYERS] = [layer + 1 for layer in layers]  # vLLM's count; SGLang reads its own in eagle_config
     replace(drafter, config=config).export(out, provenance)
     return provenance
-
-
-def _published(folder: Path) -> tuple[Drafter, dict[str, str]]:
-    if (edition := Published(folder).newest()) is None:
-        raise ConfigError(f"{folder}: no drafter was published here yet. --checkpoint takes the one in training")
-    return load_drafter(edition.folder), edition.metadata()
 
 
 def _checkpointed(folder: Path) -> tuple[Drafter, dict[str, str]]:

@@ -35,11 +35,7 @@ class Drafter:
 
     def export(self, out: Path, provenance: Mapping[str, str]) -> None:
         """Writes a folder that SGLang loads as a drafter, whole or not at all; `provenance` into its file's metadata.
-
-        Raises:
-            ConfigError: `out` exists.
-            DiskFailed: it cannot be written.
-        """
+        Raises ConfigError: `out` exists. Raises DiskFailed: it cannot be written."""
         if out.exists():
             raise ConfigError(f"{out}: exists. Remove it, or name another folder")
         try:
@@ -50,11 +46,8 @@ class Drafter:
 
 
 def load_drafter(folder: Path) -> Drafter:
-    """A drafter's folder as SGLang would load it, in float32.
-
-    Raises:
-        ConfigError: it cannot be read, or its tensors are not what its config says.
-    """
+    """A drafter's folder as SGLang would load it, in float32. Raises ConfigError: it cannot be read, or its tensors are
+    not what its config says."""
     config = read_config(folder)
     try:
         made = network(config)
@@ -67,11 +60,8 @@ def load_drafter(folder: Path) -> Drafter:
 
 
 def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:
-    """Embedding and head of a target's folder, tied where it has no head; of the shapes of `like`.
-
-    Raises:
-        ConfigError: they are not there, do not fit, or are not finite.
-    """
+    """Embedding and head of a target's folder, tied where it has no head; of the shapes of `like`. Raises ConfigError:
+    they are not there, do not fit, or are not finite."""
     embedding_like, head_like = (like.embedding, like.head) if like else (None, None)
     embedding = read_tensor(folder, "model.embed_tokens.weight", like=embedding_like).to(dtype)
     head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight", like=head_like).to(dtype)

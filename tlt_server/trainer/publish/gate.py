@@ -1,4 +1,4 @@
-"""Is a drafter better than the one in force: its expected accept length on features that it never learnt from.
+"""Is a drafter better than the active one: its expected accept length on features that it never learnt from.
 
 The expected accept length of a chain of d drafts, bonus token included, is 1 + sum_{k<=d} P(the first k are accepted).
 With x_1, x_2, ... the tokens that the target itself sampled after the chain's start, p_k and q_k the two laws there,
@@ -42,8 +42,7 @@ def accept_length(
 
     packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
 
-    Raises:
-        ValueError: no run is so long.
+    Raises ValueError: no run is so long.
     """
     total, chains = 0.0, 0
     for pack in packs:

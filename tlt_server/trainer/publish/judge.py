@@ -1,4 +1,4 @@
-"""The gate at work: the drafter in training against the one in force, on the same held-out features."""
+"""The gate at work: the drafter in training against the active one, on the same held-out features."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -28,21 +28,16 @@ class Verdict(NamedTuple):
 
 
 def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[float, Network]:
-    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that.
-
-    Raises:
-        ValueError: no run is long enough to judge by.
-    """
+    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that. Raises
+    ValueError: no run is long enough to judge by."""
     both = (trainer.average, trainer.network)
     judged = [accept_length(each, trainer.frozen, packs, gate.depth, gate.temperature) for each in both]
     return max(zip(judged, both, strict=True), key=itemgetter(0))
 
 
 class Judge:
-    """Compares drafters. last: the last verdict.
-
-    start: the drafter that training began with, taken for any active one that is not among `published`.
-    """
+    """Compares drafters. last: the last verdict. start: the drafter that training began with, taken for any active one
+    that is not among `published`."""
 
     def __init__(self, gate: Gate, entries: int, start: Network, published: Published, device: torch.device) -> None:
         self._gate, self._entries, self._published, self._device = gate, entries, published, device
@@ -50,16 +45,12 @@ class Judge:
         self._live: tuple[int, Network] = (0, self._start)
         self.last: Verdict | None = None
 
-    def compare(self, trainer: Trainer, held_out: Sequence[Run], in_force: int) -> Verdict | None:
-        """None where no run is long enough to judge by. in_force: version of the servers' drafter.
-
-        held_out: of the target whose embedding and head the trainer has.
-        """
+    def compare(self, trainer: Trainer, held_out: Sequence[Run], active: int) -> Verdict | None:
+        """None where no run is long enough to judge by. held_out: of the target whose embedding and head the trainer
+        has. active: version of the servers' drafter."""
         packs = pack(self._within(held_out), self._entries, self._device)
         try:
-            live = accept_length(
-                self._network(in_force), trainer.frozen, packs, self._gate.depth, self._gate.temperature
-            )
+            live = accept_length(self._network(active), trainer.frozen, packs, self._gate.depth, self._gate.temperature)
             expected, network = candidate(trainer, packs, self._gate)
         except ValueError as error:
             log.debug("the drafter cannot be judged yet: %s", error)
@@ -87,17 +78,14 @@ class Judge:
             entries += run.entries
             yield run
 
-    def _kept(self, version: int) -> Network | None:
-        try:
-            return self._published.network(version)
-        except ConfigError as error:
-            log.warning("drafter %d in force: %s", version, error)
-            return None
-
     def _network(self, version: int) -> Network:
         if version != self._live[0]:
-            known = self._kept(version)
-            if known is None and version:
-                log.warning("drafter %d in force is not of this trainer: judged as the first one", version)
+            known = None
+            try:
+                known = self._published.network(version)
+                if known is None and version:
+                    log.warning("the active drafter %d is not of this trainer: judged as the first one", version)
+            except ConfigError as error:
+                log.warning("the active drafter %d is judged as the first one: %s", version, error)
             self._live = version, self._start if known is None else known.to(self._device)
         return self._live[1]

@@ -26,7 +26,7 @@ MOST_VERSION = 1 << 53
 """As messages hold them."""
 
 KEPT = 4
-"""The one in force, the one before it, which may come back, and two on their way."""
+"""The active one, the one before it, which may come back, and two on their way."""
 
 
 class Edition(NamedTuple):
@@ -68,9 +68,7 @@ class Published:
 
     def add(self, drafter: Drafter, version: int, provenance: Mapping[str, str]) -> Edition:
         """Writes a drafter, higher in version than any before; the oldest go. DiskFailed: it cannot be written.
-
-        provenance: of its weights: trained_on and steps, and whatever else is known.
-        """
+        provenance: of its weights: trained_on and steps, and whatever else is known."""
         folder = self._folder / f"drafter-{version:08}"
         drafter.export(folder, {**provenance, "version": str(version)})
         for old in self._folders()[:-KEPT]:
