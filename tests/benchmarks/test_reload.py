@@ -34,7 +34,7 @@ from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.decode.steplog import StepLog
 from tlt_server.results import Figures, Result
-from tlt_server.wire.server import DrafterReady, Told
+from tlt_server.wire.server import DrafterReady
 
 TARGET, DRAFTER = default_paths()
 SPAWN = multiprocessing.get_context("spawn")
@@ -212,14 +212,14 @@ def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatc
 
 
 @contextmanager
-def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Told]], Any]]:
+def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Any]], Any]]:
     """A server's receiver; gives what hears a message of a kind from it."""
     ours, theirs = SPAWN.Pipe()
     hello = msgspec.structs.replace(HELLO, model=push._model)
     receiver = SPAWN.Process(target=receive, args=(push.flags[1], theirs, hello, folder))
     receiver.start()
 
-    def heard(kind: type[Told]) -> Any:
+    def heard(kind: type[Any]) -> Any:
         while ours.poll(30):
             if isinstance(told := ours.recv(), kind):
                 return told

@@ -17,7 +17,6 @@ from tlt_server.wire.messages import (
     READS_TO_TRAINER,
     DrafterChunk,
     Heartbeat,
-    Load,
     Message,
     Rejected,
     decode,
@@ -69,7 +68,7 @@ def test_what_cannot_be_read_is_counted_logged_once_and_told(
     sent = [
         [b""],
         [b"\x07abcdefg"],
-        [encode(Heartbeat(newest_drafter=1))],
+        [encode(Heartbeat())],
         [encode(HELLO)[:-1]],
         [encode(HELLO), b"more"],
     ]
@@ -119,7 +118,7 @@ def test_two_versions_do_not_reject_in_circles(both: tuple[Link, Link, bytes], m
 anything = st.lists(st.binary(max_size=60), min_size=1, max_size=4)
 mutated = st.builds(
     lambda message, cut, end: [encode(message)[:cut] + end],
-    st.sampled_from([HELLO, Heartbeat(newest_drafter=3), Load(running=1, waiting=2)]),
+    st.sampled_from([HELLO, Heartbeat()]),
     st.integers(0, 60),
     st.binary(max_size=5),
 )
@@ -140,7 +139,7 @@ def test_fuzzed_sockets_live_on(binds: bool) -> None:
         else:
             raw.connect(link.address)
             to = []
-        last: Message = HELLO if binds else Heartbeat(newest_drafter=77)
+        last: Message = HELLO if binds else Heartbeat()
 
         @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
         @given(st.lists(anything | mutated, min_size=1, max_size=5))
@@ -180,7 +179,7 @@ def test_a_giant_frame_costs_its_sender_the_connection(opened: Open, raw: Any) -
 
 def test_sending_to_nobody_says_so(opened: Open) -> None:
     trainer = opened(ANY_PORT, READS_TO_TRAINER)
-    assert not trainer.send(Heartbeat(newest_drafter=1), to=b"nobody")
+    assert not trainer.send(Heartbeat(), to=b"nobody")
     server = opened("tcp://127.0.0.1:1", READS_TO_SERVER, "host")
     assert not server.send(HELLO)
 

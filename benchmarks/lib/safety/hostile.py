@@ -28,14 +28,10 @@ HELLO = messages.Hello(
 UPDATE = msgspec.structs.replace(outgoing().header, model=MODEL)
 SAID: tuple[Message, ...] = (
     HELLO,
-    messages.TargetPublished(target_version=1, weight_version="w"),
-    messages.TargetShared(target_version=0, path="/dev"),
-    messages.DrafterSwapped(version=1, outcome="live", drafter_version=1),
-    messages.Load(running=1, waiting=2),
+    msgspec.structs.replace(HELLO, target_version=1, shared="/dev", drafter_version=1, settled_drafter=1, reason="no"),
+    msgspec.structs.replace(HELLO, load=3, lent=True, offer=bytes(32)),
     messages.ChunksWanted(digest=bytes(32), start=0, stop=1),
-    messages.DrafterReceived(version=1),
-    messages.DrafterRefused(version=1, reason="no"),
-    messages.Heartbeat(newest_drafter=1),
+    messages.Heartbeat(),
     UPDATE,
     messages.DrafterChunk(digest=bytes(32), index=0),
 )
