@@ -179,18 +179,17 @@ def test_every_change_of_the_link_is_reported_once_and_in_order() -> None:
 
 
 def test_what_is_shared_is_told_after_each_publication_while_there_is_a_trainer(tmp_path: Path) -> None:
-    answers = [{"target_version": version, "path": f"/s/{version}"} for version in (1, 2)]
+    answers = [{"target_version": version, "path": f"/s/{version}"} for version in (0, 2)]
     routes = Routes(share=[answers[0], (409, {"message": "meanwhile"}), answers[1]])
     (tmp_path / "target-9").mkdir()
 
     async def script(receiver: Receiver) -> None:
         await asyncio.sleep(0.2)
         assert "share" not in routes.asked
-        receiver.change(target_version=1)
         receiver.told(DrafterTrainer(address="ipc://t", connected=True))
-        await receiver.says(target_version=1, shared="/s/1")
-        for asked, version in ((2, 1), (3, 2)):
-            told = event(asked, "target_published", version=version, weight_version="step")
+        await receiver.says(target_version=0, shared="/s/0")
+        for asked in (2, 3):
+            told = event(asked, "target_published", version=asked - 1, weight_version="step")
             routes.answers["events"] = [[told], []]
             await routes.until(asked, "share")
         await receiver.says(target_version=2, shared="/s/2")

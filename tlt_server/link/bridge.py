@@ -4,7 +4,6 @@ import asyncio
 import logging
 import shutil
 import time
-from collections import deque
 from collections.abc import Awaitable, Sequence
 from itertools import count
 from pathlib import Path
@@ -63,9 +62,8 @@ class Bridge:
         receiver.change(lent=bool(self._lent))
         receiver.told = self.hear
         self._drafter: DrafterReady | None = None
-        self._reports = deque[DrafterTrainer](maxlen=KEPT)
-        self._is_connected = self._is_shared = False
-        self._arrived, self._may_share = asyncio.Event(), asyncio.Event()
+        self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue(KEPT)
+        self._arrived, self._is_connected = asyncio.Event(), False
 
     async def run(self) -> None:
         """Until it is cancelled, or the server refuses what it may not refuse."""
@@ -81,9 +79,10 @@ class Bridge:
             self._drafter = told
             self._arrived.set()
         else:
-            self._reports.append(told)
             self._is_connected = told.connected
-            self._may_share.set()
+            if self._reports.full():
+                self._reports.get_nowait()
+            self._reports.put_nowait(told)
 
     async def _offer(self) -> None:
         while True:
@@ -99,12 +98,9 @@ class Bridge:
 
     async def _report(self) -> None:
         while True:
-            if (
-                self._reports
-                and await _served(self._client.report_trainer(self._reports[0]), or_else=False) is not False
-            ):
-                self._reports.popleft()
-            await asyncio.sleep(EVENTS_EVERY)
+            trainer = await self._reports.get()
+            while await _served(self._client.report_trainer(trainer), or_else=False) is False:
+                await asyncio.sleep(EVENTS_EVERY)
 
     # -- from the server to the receiver --
 
@@ -133,8 +129,6 @@ class Bridge:
             case "target_published":
                 name = short(str(detail["weight_version"] or receiver.hello.weight_version))
                 receiver.change(target_version=detail["version"], weight_version=name, shared="")
-                self._is_shared = False
-                self._may_share.set()
             case "drafter_swapped":
                 version = detail["version"]
                 newest = max(version, receiver.hello.newest_drafter)
@@ -154,24 +148,25 @@ class Bridge:
     async def _share(self) -> None:
         """Has the server write what drafters share with each target, while there is a trainer to read it."""
         self._clear()  # an earlier life's
-        numbers = count(1)
+        done, numbers = -1, count(1)
         try:
             while True:
-                await self._may_share.wait()
-                self._may_share.clear()
-                if not self._is_connected or self._is_shared:
-                    continue
-                self._is_shared, began = True, time.monotonic()
-                try:
-                    shared = await self._client.share_target(str(self._folder / f"target-{next(numbers)}"))
-                    if shared.target_version == self._receiver.hello.target_version:
-                        self._receiver.change(shared=shared.path)
-                except TltClientError as error:
-                    self._clear()
-                    log.warning("the trainer gets no embedding and head of this target: %s", error)
-                await asyncio.sleep(REST * (time.monotonic() - began))
+                target, began = self._receiver.hello.target_version, time.monotonic()
+                if self._is_connected and target > done:
+                    await self._share_one(str(self._folder / f"target-{next(numbers)}"))
+                    done = target
+                await asyncio.sleep(max(EVENTS_EVERY, REST * (time.monotonic() - began)))
         finally:
             self._clear()
+
+    async def _share_one(self, path: str) -> None:
+        try:
+            shared = await self._client.share_target(path)
+            if shared.target_version == self._receiver.hello.target_version:
+                self._receiver.change(shared=shared.path)
+        except TltClientError as error:
+            self._clear()
+            log.warning("the trainer gets no embedding and head of this target: %s", error)
 
     def _clear(self) -> None:
         for path in self._folder.glob("target-*"):

@@ -247,8 +247,8 @@ class Receiver:
         self._remove(WHOLE, keep=path)
         self._incoming, self._received = None, incoming.digest
         self.change(newest_drafter=update.version)
-        self.told(DrafterReady(update.version, update.trained_on, str(path)))
         self._report(received=update.version)
+        self.told(DrafterReady(update.version, update.trained_on, str(path)))
 
     def _give_up(self, reason: str) -> None:
         assert self._incoming is not None
