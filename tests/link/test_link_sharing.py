@@ -36,7 +36,7 @@ def test_sharing_takes_a_fifth_of_the_time_and_ends_with_the_newest(tmp_path: Pa
         for version in range(1, 101):
             server.version = version
             published = {"version": version, "weight_version": "step"}
-            bridge._pass_on(Event(version, 0.0, "target_published", 0, published), published)
+            bridge._note(Event(version, 0.0, "target_published", 0, published))
             await asyncio.sleep(5 * every / 100)
         await asyncio.sleep(2 * every)
         running.cancel()

@@ -58,8 +58,7 @@ class Bridge:
         self._client, self._receiver, self._folder = client, receiver, folder
         self._seen, self._lent = 0, frozenset[str]()
         for event in past:
-            self._is_new(event)
-        receiver.change(lent=bool(self._lent))
+            self._note(event, is_past=True)
         receiver.told = self.hear
         self._drafter: DrafterReady | None = None
         self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue(KEPT)
@@ -107,25 +106,23 @@ class Bridge:
     async def _follow(self) -> None:
         while True:
             for event in await _served(self._client.events(self._seen), or_else=[]):
-                if self._is_new(event):
-                    self._pass_on(event, event.detail)
+                self._note(event)
             await asyncio.sleep(EVENTS_EVERY)
 
-    def _is_new(self, event: Event) -> bool:
-        """Whether it is the first replica's, and not known; then it is from here on."""
+    def _note(self, event: Event, *, is_past: bool = False) -> None:
         if event.replica != 0 or event.number <= self._seen:
-            return False
+            return
         self._seen = event.number
-        tags = frozenset(str(event.detail.get("tags", "")).split())
-        if event.kind == "memory_released":
-            self._lent |= tags
-        elif event.kind == "memory_resumed":
-            self._lent -= tags
-        return True
+        if event.kind in {"memory_released", "memory_resumed"}:
+            tags = frozenset(str(event.detail.get("tags", "")).split())
+            self._lent = self._lent | tags if event.kind == "memory_released" else self._lent - tags
+            self._receiver.change(lent=bool(self._lent))
+        elif not is_past:
+            self._pass_on(event.kind, event.detail)
 
-    def _pass_on(self, event: Event, detail: Any) -> None:
+    def _pass_on(self, kind: str, detail: Any) -> None:
         receiver = self._receiver
-        match event.kind:
+        match kind:
             case "target_published":
                 name = short(str(detail["weight_version"] or receiver.hello.weight_version))
                 receiver.change(target_version=detail["version"], weight_version=name, shared="")
@@ -136,8 +133,6 @@ class Bridge:
             case "drafter_rolled_back":
                 gone, why = detail["from_version"], str(detail["why"])
                 receiver.settle(gone, f"rolled back: {why}", drafter_version=detail["version"])
-            case "memory_released" | "memory_resumed":
-                receiver.change(lent=bool(self._lent))
 
     async def _weigh(self) -> None:
         while True:

@@ -2,10 +2,9 @@
 
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from tlt_server.errors import WireError
 from tlt_server.wire.messages import ChunksWanted, DrafterChunk, DrafterUpdate, Heartbeat, Hello, Message, ModelIdentity
@@ -15,8 +14,6 @@ SILENCE = 10.0
 """Seconds without a word after which a server counts as gone; it says hello every second."""
 NOTICE_WITHIN = 0.02
 """Seconds until a quiet sender notices what another thread has asked of it."""
-MAX_SERVERS = 256
-"""At once; a hello of one more is rejected."""
 HELLOS_A_SECOND = 64
 """Of a server, which says a few."""
 CHUNK_BYTES = 2 << 20
@@ -45,15 +42,6 @@ class Outgoing:
         return self._file[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
 
-@dataclass
-class _Server:
-    """heard: its last hello. hellos: since `counted`, which is less than a second ago, or was when it was heard."""
-
-    heard: float
-    counted: float
-    hellos: int = 0
-
-
 class Sender:
     """Holds the latest drafter, offers it to every server, and sends the chunks that each asks for.
 
@@ -79,7 +67,8 @@ class Sender:
     ) -> None:
         self.link, self._model, self._hear = link, model, hear
         self._clock, self._chunk_bytes = clock, chunk_bytes
-        self._servers: dict[bytes, _Server] = {}
+        self._servers: dict[bytes, float] = {}
+        self._hellos, self._second = Counter[bytes](), 0
         self._newest = 0
         self._pending: deque[tuple[bytes, int, int]] = deque(maxlen=1)  # written by one thread, taken by another
         self._update: Outgoing | None = None
@@ -126,7 +115,7 @@ class Sender:
             self._handle(*arrived[:2])
         self.dropped = self.link.read - self._served
         now = self._clock()
-        self._servers = {peer: server for peer, server in self._servers.items() if now - server.heard < SILENCE}
+        self._servers = {peer: heard for peer, heard in self._servers.items() if now - heard < SILENCE}
 
     def _handle(self, peer: bytes, message: Message) -> None:
         if isinstance(message, Hello):
@@ -143,18 +132,14 @@ class Sender:
             return f"this trainer's drafters are for {self._model}, not for {hello.model}"
         if not hello.server.isprintable() or peer.decode(errors="replace").rpartition("/")[0] != hello.server:
             return f"server {hello.server!r} speaks as {peer!r}: its name and a token are wanted"
-        if peer not in self._servers and len(self._servers) >= MAX_SERVERS:
-            return f"this trainer has {MAX_SERVERS} servers, and takes no more"
-        now = self._clock()
-        server = self._servers.setdefault(peer, _Server(now, now))
-        server.heard = now
-        if now - server.counted >= 1:
-            server.counted, server.hellos = now, 0
-        server.hellos += 1
-        return f"more than {HELLOS_A_SECOND} hellos a second" if server.hellos > HELLOS_A_SECOND else ""
+        if (second := int(self._clock())) != self._second:
+            self._hellos, self._second = Counter(), second
+        self._hellos[peer] += 1
+        return f"more than {HELLOS_A_SECOND} hellos a second" if self._hellos[peer] > HELLOS_A_SECOND else ""
 
     def _greet(self, peer: bytes, hello: Hello) -> None:
         self._served += 1
+        self._servers[peer] = self._clock()
         self.link.send(Heartbeat(), to=peer)
         if self._update is not None and self._update.digest != hello.offer:
             self.link.send(self._update.header, to=peer)
