@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tlt_client import DrafterUpdate
 
 from benchmarks.lib import divergences
 from benchmarks.lib.command import main
@@ -34,7 +35,6 @@ from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.decode.steplog import StepLog
 from tlt_server.results import Figures, Result
-from tlt_server.wire.server import DrafterReady
 
 TARGET, DRAFTER = default_paths()
 SPAWN = multiprocessing.get_context("spawn")
@@ -202,7 +202,7 @@ def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatc
     began = time.monotonic()
     with pushing.ByZmq(TARGET) as push, receiving(push, tmp_path) as heard:
         version, sent = push(None, DRAFTER)
-        ready = heard(DrafterReady)
+        ready = heard(DrafterUpdate)
         process = push._process
     assert version == ready.version == 1
     assert began < sent < time.monotonic()

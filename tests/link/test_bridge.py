@@ -9,13 +9,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tlt_client import AsyncClient, DrafterTrainer, Event, Retry
+from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, Retry
 
 from tests.wire.ends import HELLO
 from tlt_server.link.bridge import Bridge
 from tlt_server.wire import server
 from tlt_server.wire.messages import Hello
-from tlt_server.wire.server import DrafterReady
 
 LIVE = {
     "live": {"version": 1, "path": "/d/1", "trained_on": 0, "sha256": "ab"},
@@ -24,7 +23,7 @@ LIVE = {
     "newest": 1,
     "frozen": False,
 }
-READY = [DrafterReady(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
+READY = [DrafterUpdate(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
 
 
 class Routes:

@@ -19,13 +19,13 @@ import torch
 import zmq
 from safetensors import deserialize
 from safetensors.torch import load_file, save_file
-from tlt_client import DrafterTrainer
+from tlt_client import DrafterTrainer, DrafterUpdate
 from torch import Tensor
 
 from tests.trainer.models import TARGET_FOLDER, texts
 from tlt_server.process import free_port
 from tlt_server.wire.messages import READS_TO_SERVER, FeatureBatch, FeatureHeader, Hello, ModelIdentity, Rows
-from tlt_server.wire.server import DrafterReady, Receiver
+from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import Link
 
 MODEL = ModelIdentity.of(json.loads((TARGET_FOLDER / "config.json").read_text()))
@@ -102,7 +102,7 @@ class Server(Outlet):
     ) -> None:
         super().__init__(features, name)
         self.folder = folder
-        self.arrived: list[DrafterReady] = []
+        self.arrived: list[DrafterUpdate] = []
         self.held = False
         self.link = DrafterTrainer(address=control, connected=False)
         self._changes: deque[Callable[[], None]] = deque()  # written by any thread, taken by the receiving one
@@ -170,8 +170,8 @@ class Server(Outlet):
         """What it tells the trainer of itself; from any thread."""
         self._changes.append(lambda: self._receiver.change(**state))
 
-    def _hear(self, told: DrafterReady | DrafterTrainer) -> None:
-        if isinstance(told, DrafterReady):
+    def _hear(self, told: DrafterUpdate | DrafterTrainer) -> None:
+        if isinstance(told, DrafterUpdate):
             self.arrived.append(told)
             if not self.held:
                 self.swap()

@@ -12,7 +12,7 @@ from tlt_server.wire.messages import (
     READS_TO_SERVER,
     READS_TO_TRAINER,
     Buffer,
-    DrafterChunk,
+    Chunk,
     Hello,
     Message,
 )
@@ -29,7 +29,7 @@ class CountingLink(Link):
         self._sent, self._pause = sent, pause
 
     def send(self, message: Message, payload: Buffer | None = None, to: bytes = b"") -> bool:
-        if isinstance(message, DrafterChunk):
+        if isinstance(message, Chunk):
             time.sleep(self._pause)
             self._sent.value += 1
         return super().send(message, payload, to)

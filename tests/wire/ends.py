@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from tlt_client import DrafterTrainer
+from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Buffer, Hello, Message, ModelIdentity
-from tlt_server.wire.server import DrafterReady, Receiver
+from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import TRAINER, Link
 from tlt_server.wire.trainer import Outgoing, Sender
 
@@ -78,7 +78,7 @@ class Server(End):
     ) -> None:
         super().__init__(Link(address, READS_TO_SERVER, hello.server))
         self.folder = folder
-        self.heard: list[DrafterReady | DrafterTrainer] = []
+        self.heard: list[DrafterUpdate | DrafterTrainer] = []
         try:
             self.receiver = Receiver(self.link, hello, folder, clock, most)
         except ConfigError:
@@ -95,7 +95,7 @@ class Server(End):
         return [message for message in self.heard if isinstance(message, kind)]
 
     def drafters(self) -> list[int]:
-        return [message.version for message in self.said(DrafterReady)]
+        return [message.version for message in self.said(DrafterUpdate)]
 
     def refusals(self) -> list[str]:
         """Why drafters were refused, each once."""

@@ -15,12 +15,12 @@ from tlt_server.wire.messages import (
     READS_TO_SERVER,
     READS_TO_TRAINER,
     SCHEMA_VERSION,
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
-    DrafterUpdate,
     Heartbeat,
     Message,
     ModelIdentity,
+    Offer,
     Rejected,
     decode,
     encode,
@@ -56,8 +56,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         pieces,
     ),
     Heartbeat: st.just(Heartbeat()),
-    DrafterUpdate: st.builds(
-        lambda n, rest, chunk_bytes, **other: DrafterUpdate(
+    Offer: st.builds(
+        lambda n, rest, chunk_bytes, **other: Offer(
             size=(n - 1) * chunk_bytes + min(rest, chunk_bytes), chunk_bytes=chunk_bytes, digests=bytes(32 * n), **other
         ),
         n=pieces,
@@ -67,7 +67,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         trained_on=count,
         model=identity,
     ),
-    DrafterChunk: st.builds(DrafterChunk, digest=digest, index=count),
+    Chunk: st.builds(Chunk, digest=digest, index=count),
     Rejected: st.builds(Rejected, reason=text),
 }
 any_message = st.one_of(*MESSAGES.values())
@@ -76,7 +76,7 @@ reader = st.sampled_from(READERS)
 
 
 def frames_of(message: Message, payload: bytes = b"xyz") -> list[bytes]:
-    return [encode(message), payload] if isinstance(message, DrafterChunk) else [encode(message)]
+    return [encode(message), payload] if isinstance(message, Chunk) else [encode(message)]
 
 
 def read_by_any(frames: list[bytes]) -> list[tuple[Message, Any]]:
@@ -102,7 +102,7 @@ def test_round_trip(kind: type[Message]) -> None:
         assert read
         for each, raw in read:
             assert each == message
-            assert bytes(raw) == (payload if kind is DrafterChunk else b"")
+            assert bytes(raw) == (payload if kind is Chunk else b"")
 
     survives()
 
@@ -159,9 +159,7 @@ def test_a_wrong_field_under_a_right_checksum(message: Message, name: str, value
     """What a faulty peer would send: it is a message with all its constraints kept, or it is refused."""
     fields = msgspec.to_builtins(message) | {name: value}
     try:
-        read, _ = decode(
-            [with_checksum(msgspec.msgpack.encode(fields)), b""][: 1 + (fields["type"] == "DrafterChunk")], reads
-        )
+        read, _ = decode([with_checksum(msgspec.msgpack.encode(fields)), b""][: 1 + (fields["type"] == "Chunk")], reads)
     except WireError:
         return
     assert msgspec.convert(msgspec.to_builtins(read), type(read)) == read
@@ -209,8 +207,8 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
     ("message", "payloads"),
     [
         (Heartbeat(), 1),
-        (DrafterChunk(digest=bytes(32), index=0), 0),
-        (DrafterChunk(digest=bytes(32), index=0), 2),
+        (Chunk(digest=bytes(32), index=0), 0),
+        (Chunk(digest=bytes(32), index=0), 2),
     ],
 )
 def test_raw_bytes_where_they_belong_only(message: Message, payloads: int) -> None:
@@ -247,7 +245,7 @@ def test_credit_is_bounded(start: int, stop: int) -> None:
 )
 def test_an_update_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
     body = {
-        "type": "DrafterUpdate",
+        "type": "Offer",
         "version": 1,
         "trained_on": 0,
         "model": {"architecture": "a", "hidden_size": 1, "vocab_size": 1},

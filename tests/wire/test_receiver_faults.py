@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tlt_client import DrafterUpdate
 
 from tests.wire.ends import (
     MODEL,
@@ -19,13 +20,13 @@ from tests.wire.ends import (
     step_until,
 )
 from tlt_server.wire.messages import (
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
     Heartbeat,
     Hello,
     encode,
 )
-from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW, DrafterReady
+from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW
 from tlt_server.wire.trainer import Outgoing
 
 
@@ -52,7 +53,7 @@ def refusals(script: Script) -> list[str]:
 
 def send(script: Script, update: Outgoing, *indices: int) -> None:
     for index in indices:
-        script.say(DrafterChunk(digest=update.digest, index=index), update.chunk(index))
+        script.say(Chunk(digest=update.digest, index=index), update.chunks[index])
 
 
 def serve(script: Script, server: Server, update: Outgoing, first: ChunksWanted | None = None) -> None:
@@ -63,7 +64,7 @@ def serve(script: Script, server: Server, update: Outgoing, first: ChunksWanted 
         step_for(0.004, script, server)
         for ask in script.take(ChunksWanted):
             send(script, update, *range(ask.start, ask.stop))
-    assert holds(server.said(DrafterReady)[-1].path, drafter(0))
+    assert holds(server.said(DrafterUpdate)[-1].path, drafter(0))
 
 
 def test_credit_is_half_a_window_at_a_time(script: Script, server: Server) -> None:
@@ -91,7 +92,7 @@ def test_a_damaged_chunk_is_told_and_asked_for_again(
     script.say((update := outgoing()).header)
     wanted(script, server)
     send(script, update, 0)
-    script.say(DrafterChunk(digest=update.digest, index=1), spoil(bytes(update.chunk(1))))
+    script.say(Chunk(digest=update.digest, index=1), spoil(bytes(update.chunks[1])))
     send(script, update, 2, 3)  # already under way
     ask = wanted(script, server)
     assert (ask.start, ask.stop) == (1, 1 + WINDOW)
@@ -104,7 +105,7 @@ def test_a_chunk_damaged_again_and_again_is_given_up(script: Script, server: Ser
     script.say((update := outgoing()).header)
     for _ in range(MAX_DAMAGED):
         wanted(script, server)
-        script.say(DrafterChunk(digest=update.digest, index=0), b"wrong")
+        script.say(Chunk(digest=update.digest, index=0), b"wrong")
     refusal = "chunk 0 of drafter 1 was damaged: its sha256 is wrong, 3 times"
     step_until(lambda: refusal in refusals(script), script, server)
     assert server.refusals() == [refusal]
@@ -116,7 +117,7 @@ def test_damage_now_and_then_is_lived_with(script: Script, server: Server) -> No
     for index in range(WINDOW // 2):
         for _ in range(MAX_DAMAGED - 1):
             wanted(script, server)
-            script.say(DrafterChunk(digest=update.digest, index=index), b"wrong")
+            script.say(Chunk(digest=update.digest, index=index), b"wrong")
         send(script, update, index)
     serve(script, server, update, wanted(script, server))
     assert server.link.rejected.total() == WINDOW // 2 * (MAX_DAMAGED - 1)

@@ -15,7 +15,7 @@ from tlt_server.wire.messages import (
     MAX_CHUNK_BYTES,
     READS_TO_SERVER,
     READS_TO_TRAINER,
-    DrafterChunk,
+    Chunk,
     Heartbeat,
     Message,
     Rejected,
@@ -41,10 +41,10 @@ def both(request: pytest.FixtureRequest, opened: Open) -> Iterator[tuple[Link, L
 def test_there_and_back(both: tuple[Link, Link, bytes]) -> None:
     trainer, server, peer = both
     assert peer.startswith(b"host:1/")
-    assert trainer.send(DrafterChunk(digest=bytes(32), index=3), memoryview(b"raw" * 100_000), to=peer)
+    assert trainer.send(Chunk(digest=bytes(32), index=3), memoryview(b"raw" * 100_000), to=peer)
     arrived = heard(server)
     assert arrived is not None
-    assert arrived[:2] == (TRAINER, DrafterChunk(digest=bytes(32), index=3))
+    assert arrived[:2] == (TRAINER, Chunk(digest=bytes(32), index=3))
     assert bytes(arrived[2]) == b"raw" * 100_000
 
 
@@ -192,5 +192,5 @@ def test_a_peer_that_does_not_read_is_held_little_for(opened: Open, raw: Any) ->
     raw.send(encode(HELLO))
     assert heard(trainer) is not None
     chunk = bytes(MAX_CHUNK_BYTES)
-    sent = sum(trainer.send(DrafterChunk(digest=bytes(32), index=i), chunk, to=b"slow") for i in range(100))
+    sent = sum(trainer.send(Chunk(digest=bytes(32), index=i), chunk, to=b"slow") for i in range(100))
     assert HIGH_WATER_MARK <= sent < 2 * HIGH_WATER_MARK  # the mark, and what the kernel took

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tlt_client import DrafterUpdate
 
 from tests.wire.ends import (
     CHUNK,
@@ -25,13 +26,13 @@ from tests.wire.ends import (
 )
 from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire.messages import (
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
-    DrafterUpdate,
     Heartbeat,
     Message,
+    Offer,
 )
-from tlt_server.wire.server import HELLO_EVERY, WINDOW, DrafterReady
+from tlt_server.wire.server import HELLO_EVERY, WINDOW
 
 
 def test_a_drafter_crosses(new_trainer: NewTrainer, new_server: NewServer) -> None:
@@ -39,7 +40,7 @@ def test_a_drafter_crosses(new_trainer: NewTrainer, new_server: NewServer) -> No
     step_until(trainer.said, trainer, server)
     trainer.publish(1, 5, drafter(1))
     step_until(lambda: trainer.is_told(newest_drafter=1), trainer, server)
-    [ready] = server.said(DrafterReady)
+    [ready] = server.said(DrafterUpdate)
     assert (ready.version, ready.trained_on) == (1, 5)
     assert holds(ready.path, drafter(1))
     assert server.files() == ["drafter-1.safetensors"]
@@ -72,7 +73,7 @@ def test_a_restarted_server_gets_the_latest_again(new_trainer: NewTrainer, new_s
     assert server.files() == []
     again = new_server(trainer, folder=server.folder)
     step_until(again.drafters, trainer, again)
-    assert holds(again.said(DrafterReady)[0].path, drafter(4))
+    assert holds(again.said(DrafterUpdate)[0].path, drafter(4))
 
 
 def test_a_slow_server_holds_no_other_up(new_trainer: NewTrainer, new_server: NewServer) -> None:
@@ -82,7 +83,7 @@ def test_a_slow_server_holds_no_other_up(new_trainer: NewTrainer, new_server: Ne
     step_until(quick.drafters, trainer, quick)
     assert not slow.drafters()
     step_until(slow.drafters, trainer, slow)
-    assert holds(slow.said(DrafterReady)[0].path, drafter(1, 50))
+    assert holds(slow.said(DrafterUpdate)[0].path, drafter(1, 50))
 
 
 def test_only_the_last_of_several_published_at_once(new_trainer: NewTrainer, new_server: NewServer) -> None:
@@ -199,7 +200,7 @@ def test_a_server_that_asks_for_what_is_not_there_gets_nothing(
     trainer = new_trainer()
     trainer.publish(1, 0, drafter(1))
     keep(server := Asker(trainer.link.address))
-    step_until(lambda: server.take(DrafterUpdate), trainer, server)
+    step_until(lambda: server.take(Offer), trainer, server)
     digest = outgoing(1, trained_on=0).digest
     for ask in (
         ChunksWanted(digest=bytes(32), start=0, stop=4),
@@ -208,11 +209,11 @@ def test_a_server_that_asks_for_what_is_not_there_gets_nothing(
         ChunksWanted(digest=digest, start=9, stop=13),
     ):
         assert server.link.send(ask)
-    chunks: list[DrafterChunk] = []
-    step_until(lambda: chunks.extend(server.take(DrafterChunk)) or len(chunks) == 2, trainer, server)
+    chunks: list[Chunk] = []
+    step_until(lambda: chunks.extend(server.take(Chunk)) or len(chunks) == 2, trainer, server)
     step_for(0.05, trainer, server)
     assert [chunk.index for chunk in chunks] == [9, 10]
-    assert not server.take(DrafterChunk)
+    assert not server.take(Chunk)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_a_superseded_file_stays_readable_for_who_has_it_open(new_trainer: NewTr
     server = new_server(trainer := new_trainer())
     trainer.publish(1, 0, drafter(1))
     step_until(server.drafters, trainer, server)
-    with open(server.said(DrafterReady)[0].path, "rb") as file:
+    with open(server.said(DrafterUpdate)[0].path, "rb") as file:
         whole = Path(file.name).read_bytes()
         trainer.publish(2, 0, drafter(2))
         step_until(lambda: len(server.drafters()) == 2, trainer, server)

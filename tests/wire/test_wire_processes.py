@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 import zmq
-from tlt_client import DrafterTrainer
+from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tests.wire.children import (
     link_that_reads_late,
@@ -22,7 +22,6 @@ from tests.wire.children import (
 )
 from tests.wire.ends import CHUNK, drafter, holds
 from tlt_server.process import free_port
-from tlt_server.wire.server import DrafterReady
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +104,7 @@ def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proces
 def test_a_drafter_crosses(processes: Processes) -> None:
     processes.trainer()
     receiver = processes.receiver()
-    ready = processes.hear(DrafterReady)
+    ready = processes.hear(DrafterUpdate)
     assert holds(ready.path, drafter(1, CHUNKS))
     assert processes.told.poll(10)
     assert processes.told.recv() == 1
@@ -124,7 +123,7 @@ def test_a_trainer_killed_in_mid_push_goes_on_where_it_was(processes: Processes)
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.join()
     processes.trainer()
-    ready = processes.hear(DrafterReady)
+    ready = processes.hear(DrafterUpdate)
     assert holds(ready.path, drafter(1, CHUNKS))
     assert processes.sent.value <= CHUNKS // 2 + 1
 
@@ -137,7 +136,7 @@ def test_a_trainer_killed_in_mid_push_may_come_back_with_a_newer_one(processes: 
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.join()
     processes.trainer(version=2)
-    assert processes.hear(DrafterReady).version == 2
+    assert processes.hear(DrafterUpdate).version == 2
     assert [path.name for path in processes.folder.iterdir()] == ["drafter-2.safetensors"]
 
 
@@ -150,7 +149,7 @@ def test_a_receiver_killed_in_mid_push_goes_on_where_it_was(processes: Processes
     kept = processes.arrived() // CHUNK
     before = processes.sent.value
     processes.receiver()
-    ready = processes.hear(DrafterReady)
+    ready = processes.hear(DrafterUpdate)
     assert holds(ready.path, drafter(1, CHUNKS))
     assert processes.sent.value - before <= CHUNKS + 1 - kept + 4
 
@@ -159,11 +158,11 @@ def test_a_receiver_killed_in_mid_push_goes_on_where_it_was(processes: Processes
 def test_a_receiver_killed_when_it_had_it_all_gets_it_again(processes: Processes) -> None:
     processes.trainer()
     receiver = processes.receiver()
-    processes.hear(DrafterReady)
+    processes.hear(DrafterUpdate)
     os.kill(receiver.pid, signal.SIGKILL)
     receiver.join()
     processes.receiver()
-    ready = processes.hear(DrafterReady)
+    ready = processes.hear(DrafterUpdate)
     assert holds(ready.path, drafter(1, CHUNKS))
 
 
@@ -189,7 +188,7 @@ def test_one_that_is_stopped_for_a_while_goes_on(processes: Processes, who: str)
     under_way = processes.sent.value - processes.arrived() // CHUNK
     os.kill(stopped.pid, signal.SIGCONT)
     assert under_way <= 4 + 1  # the credit, and one that is counted before it is sent
-    ready = processes.hear(DrafterReady)
+    ready = processes.hear(DrafterUpdate)
     assert holds(ready.path, drafter(1, CHUNKS))
 
 
@@ -207,7 +206,7 @@ def test_a_full_disk_is_refused_and_the_receiver_lives_on(processes: Processes, 
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.join()
     processes.trainer(version=2, chunks=10)
-    ready = processes.hear(DrafterReady)
+    ready = processes.hear(DrafterUpdate)
     assert holds(ready.path, drafter(2, 10))
 
 
@@ -229,7 +228,7 @@ def test_a_stranger_who_sends_garbage_disturbs_nobody(processes: Processes) -> N
     babbler = threading.Thread(target=babble)
     babbler.start()
     try:
-        ready = processes.hear(DrafterReady)
+        ready = processes.hear(DrafterUpdate)
     finally:
         ended.set()
         babbler.join()
@@ -243,7 +242,7 @@ def test_a_trainer_may_come_long_after_the_server(processes: Processes) -> None:
     assert not processes.pipe.poll()
     processes.trainer()
     assert processes.hear(DrafterTrainer) == DrafterTrainer(address=processes.address, connected=True)
-    processes.hear(DrafterReady)
+    processes.hear(DrafterUpdate)
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, RequestUnserved, TltClientError
 
 from tlt_server.wire.messages import MAX_DEVICES, Hello, ModelIdentity, short
-from tlt_server.wire.server import DrafterReady, Receiver
+from tlt_server.wire.server import Receiver
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Bridge:
         for event in past:
             self._note(event, is_past=True)
         receiver.told = self.hear
-        self._drafter: DrafterReady | None = None
+        self._drafter: DrafterUpdate | None = None
         self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue(KEPT)
         self._arrived, self._is_connected = asyncio.Event(), False
 
@@ -72,9 +72,9 @@ class Bridge:
 
     # -- from the receiver to the server --
 
-    def hear(self, told: DrafterReady | DrafterTrainer) -> None:
+    def hear(self, told: DrafterUpdate | DrafterTrainer) -> None:
         """What the receiver tells."""
-        if isinstance(told, DrafterReady):
+        if isinstance(told, DrafterUpdate):
             self._drafter = told
             self._arrived.set()
         else:
@@ -90,10 +90,10 @@ class Bridge:
             drafter = self._drafter
             assert drafter is not None
             try:
-                await self._client.update_drafter(DrafterUpdate(drafter.path, drafter.version, drafter.trained_on))
+                await self._client.update_drafter(drafter)
             except TltClientError as error:
-                log.warning("drafter %d is not active: %s", drafter.version, error)
-                self._receiver.settle(drafter.version, str(error))
+                log.warning("drafter %s is not active: %s", drafter.version, error)
+                self._receiver.settle(drafter.version or 0, str(error))
 
     async def _report(self) -> None:
         while True:

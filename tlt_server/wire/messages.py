@@ -1,6 +1,6 @@
 """Every message between rollout servers and a drafter trainer. What the Structs allow is all that gets in; no pickle.
 
-The first frame: schema version (1 byte), CRC-32 of what follows (4 bytes, big-endian), msgpack. A `DrafterChunk` has a
+The first frame: schema version (1 byte), CRC-32 of what follows (4 bytes, big-endian), msgpack. A `Chunk` has a
 second frame, its bytes; a `FeatureHeader` has three more, see `FeatureBatch`. A `Rejected` begins with a zero and has
 one form for ever; such a frame is never answered, so that two releases cannot reject in circles.
 """
@@ -114,7 +114,7 @@ class Heartbeat(Message, frozen=True):
     """In answer to each `Hello`."""
 
 
-class DrafterUpdate(Message, frozen=True):
+class Offer(Message, frozen=True):
     """A drafter to fetch, one safetensors file; offered at its publication, and to each `Hello` that knows another.
 
     trained_on: target version. size: bytes. digests: the sha256 of every chunk, end to end.
@@ -141,7 +141,7 @@ class DrafterUpdate(Message, frozen=True):
         return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
 
 
-class DrafterChunk(Message, frozen=True):
+class Chunk(Message, frozen=True):
     """Followed by the chunk's bytes."""
 
     digest: Digest
@@ -155,7 +155,7 @@ class Rejected(Message, frozen=True):
 
 
 READS_TO_TRAINER = Decoder(Hello | ChunksWanted)
-READS_TO_SERVER = Decoder(Heartbeat | DrafterUpdate | DrafterChunk)
+READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk)
 
 # -- server -> trainer, on the features link --------------------------------------------------------------------------
 
@@ -242,11 +242,11 @@ def sealed(body: bytes) -> bytes:
 
 
 def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, Buffer]:
-    """The message, and its raw bytes (empty but for a `DrafterChunk`). Raises WireError: it is none for `reads`."""
+    """The message, and its raw bytes (empty but for a `Chunk`). Raises WireError: it is none for `reads`."""
     if frames and bytes(frames[0][:1]) == b"\0":
         return Rejected(reason=bytes(frames[0][1:501]).decode(errors="replace")), b""
     message = _opened(frames, reads)
-    if len(frames) != 1 + isinstance(message, DrafterChunk):
+    if len(frames) != 1 + isinstance(message, Chunk):
         raise WireError(f"{type(message).__name__} of {len(frames)} frames")
     return message, frames[1] if len(frames) > 1 else b""
 

@@ -7,20 +7,19 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
-from tlt_client import DrafterTrainer
+from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire.messages import (
     MAX_CHUNKS_WANTED,
     MAX_REASON,
     Buffer,
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
-    DrafterUpdate,
     Hello,
+    Offer,
 )
 from tlt_server.wire.sockets import TRAINER, Link
 
@@ -36,14 +35,6 @@ MAX_DAMAGED = 3
 PARTIAL, WHOLE = "*.partial", "drafter-*.safetensors"
 
 
-class DrafterReady(NamedTuple):
-    """A drafter lies whole and verified at `path`, until a newer one does."""
-
-    version: int
-    trained_on: int
-    path: str
-
-
 class Incoming:
     """A drafter on its way: a file, named by its digest, that grows by one verified chunk after another; a later life
     of the receiver goes on with it. Methods raise OSError where the disk does.
@@ -52,7 +43,7 @@ class Incoming:
         next: the chunk that is due. asked: the first that was not asked for yet. damaged: chunks, one after another.
     """
 
-    def __init__(self, header: DrafterUpdate, folder: Path) -> None:
+    def __init__(self, header: Offer, folder: Path) -> None:
         self.header, self.digest = header, header.digest
         self.path = folder / f"{self.digest.hex()[:16]}.partial"
         self.next = self.asked = self.damaged = 0
@@ -94,7 +85,8 @@ class Receiver:
         most: bytes that a drafter may have; None: as many as there is room for.
 
     Attributes:
-        told: is called with each drafter, and each change of how the link stands; to be set.
+        told: to be set; called with each drafter that lies whole and verified at its path, until a newer one does, and
+            with each change of how the link stands.
 
     Raises:
         ConfigError: the folder cannot be used, or another receiver uses it.
@@ -109,7 +101,7 @@ class Receiver:
         most: int | None = None,
     ) -> None:
         self.hello = hello
-        self.told: Callable[[DrafterReady | DrafterTrainer], object] = lambda _: None
+        self.told: Callable[[DrafterUpdate | DrafterTrainer], object] = lambda _: None
         self._link, self._folder, self._clock, self._most = link, folder, clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
@@ -168,14 +160,14 @@ class Receiver:
 
     def _hear(self, message: object, payload: Buffer) -> None:
         try:
-            if isinstance(message, DrafterUpdate):
+            if isinstance(message, Offer):
                 self._consider(message)
-            elif isinstance(message, DrafterChunk):
+            elif isinstance(message, Chunk):
                 self._add(message, payload)
         except OSError as error:
             self._give_up(f"cannot write to {self._folder}: {error.strerror}")
 
-    def _consider(self, update: DrafterUpdate) -> None:
+    def _consider(self, update: Offer) -> None:
         """An offer, which may be repeated, outdated, or in the middle of another's transfer."""
         digest = update.digest
         if self._incoming is not None and digest == self._incoming.digest:
@@ -187,7 +179,7 @@ class Receiver:
         if update.version > self.hello.newest_drafter:
             self._begin(update)
 
-    def _reason_to_refuse(self, update: DrafterUpdate, digest: bytes) -> str:
+    def _reason_to_refuse(self, update: Offer, digest: bytes) -> str:
         """Empty if there is none."""
         newest = self.hello.newest_drafter
         if update.model != self.hello.model:
@@ -202,7 +194,7 @@ class Receiver:
             return f"version {update.version} is older than {self._incoming.header.version}, which is arriving"
         return ""
 
-    def _begin(self, update: DrafterUpdate) -> None:
+    def _begin(self, update: Offer) -> None:
         self._incoming = incoming = Incoming(update, self._folder)
         self._remove(PARTIAL, keep=incoming.path)
         incoming.resume()
@@ -220,7 +212,7 @@ class Receiver:
         if start < incoming.asked:
             self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
 
-    def _add(self, chunk: DrafterChunk, payload: Buffer) -> None:
+    def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
         if incoming is None or (chunk.digest, chunk.index) != (incoming.digest, incoming.next):
             return  # of an update that was superseded while it was under way, or after a loss
@@ -248,7 +240,7 @@ class Receiver:
         self._incoming, self._received = None, incoming.digest
         self.change(newest_drafter=update.version)
         self._report(received=update.version)
-        self.told(DrafterReady(update.version, update.trained_on, str(path)))
+        self.told(DrafterUpdate(str(path), update.version, update.trained_on))
 
     def _give_up(self, reason: str) -> None:
         assert self._incoming is not None
@@ -256,7 +248,7 @@ class Receiver:
         update, self._incoming = self._incoming.header, None
         self._refuse(update, reason)
 
-    def _refuse(self, update: DrafterUpdate, reason: str) -> None:
+    def _refuse(self, update: Offer, reason: str) -> None:
         self._report(refused=update.version, reason=reason)
         self.settle(update.version, reason, offer=update.digest)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import ChunksWanted, DrafterChunk, DrafterUpdate, Heartbeat, Hello, Message, ModelIdentity
+from tlt_server.wire.messages import Chunk, ChunksWanted, Heartbeat, Hello, Message, ModelIdentity, Offer
 from tlt_server.wire.sockets import Link
 
 SILENCE = 10.0
@@ -21,14 +21,13 @@ CHUNK_BYTES = 2 << 20
 
 
 class Outgoing:
-    """A drafter's file: `header`, and the chunks that it tells of."""
+    """A drafter's file in chunks; `header` tells of them."""
 
     def __init__(self, file: bytes, version: int, trained_on: int, model: ModelIdentity, chunk_bytes: int) -> None:
-        self._file, self._chunk_bytes = memoryview(file), chunk_bytes
-        chunks = map(self.chunk, range(-(-len(file) // chunk_bytes)))
+        self.chunks = [memoryview(file)[start : start + chunk_bytes] for start in range(0, len(file), chunk_bytes)]
         with ThreadPoolExecutor() as pool:  # hashing gives the interpreter lock away
-            digests = b"".join(pool.map(lambda chunk: hashlib.sha256(chunk).digest(), chunks))
-        self.header = DrafterUpdate(
+            digests = b"".join(pool.map(lambda chunk: hashlib.sha256(chunk).digest(), self.chunks))
+        self.header = Offer(
             version=version,
             trained_on=trained_on,
             model=model,
@@ -37,9 +36,6 @@ class Outgoing:
             digests=digests,
         )
         self.digest = self.header.digest
-
-    def chunk(self, index: int) -> memoryview:
-        return self._file[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
 
 class Sender:
@@ -150,5 +146,5 @@ class Sender:
         if update is None or wanted.digest != update.digest:
             return  # of a drafter before this one, or of an earlier life: the offer of this one is on its way
         self._served += 1
-        for index in range(wanted.start, min(wanted.stop, update.header.chunks)):
-            self.link.send(DrafterChunk(digest=update.digest, index=index), update.chunk(index), to=peer)
+        for index, chunk in enumerate(update.chunks[wanted.start : wanted.stop], wanted.start):
+            self.link.send(Chunk(digest=update.digest, index=index), chunk, to=peer)

@@ -33,7 +33,7 @@ SAID: tuple[Message, ...] = (
     messages.ChunksWanted(digest=bytes(32), start=0, stop=1),
     messages.Heartbeat(),
     UPDATE,
-    messages.DrafterChunk(digest=bytes(32), index=0),
+    messages.Chunk(digest=bytes(32), index=0),
 )
 ROWS = Rows("r", 2**64 - 1, 3, 0, 4, 0)
 FEATURES = FeatureHeader(server="one:1", model=MODEL, kind="eagle", dtype="float32", width=256, rows=(ROWS,))
@@ -63,7 +63,7 @@ def _spoilt(frame: bytes, draw: random.Random) -> bytes:
 def control(draw: random.Random) -> list[bytes]:
     """Frames for either end of the control link."""
     message = draw.choice(SAID)
-    payload = [draw.randbytes(draw.randrange(100))] if isinstance(message, messages.DrafterChunk) else []
+    payload = [draw.randbytes(draw.randrange(100))] if isinstance(message, messages.Chunk) else []
     match draw.randrange(5):
         case 0:
             return [draw.randbytes(draw.randrange(200)) for _ in range(draw.randrange(1, 6))]
