@@ -34,10 +34,8 @@ def holds(path: str | Path, file: bytes) -> bool:
     return Path(path).read_bytes() == file
 
 
-def outgoing(
-    seed: int = 0, version: int = 1, chunks: int = 10, chunk_bytes: int = CHUNK, trained_on: int = 3
-) -> Outgoing:
-    return Outgoing(drafter(seed, chunks), version, trained_on, MODEL, chunk_bytes)
+def outgoing(seed: int = 0, version: int = 1, chunks: int = 10, chunk_bytes: int = CHUNK) -> Outgoing:
+    return Outgoing(drafter(seed, chunks), version, 3, MODEL, chunk_bytes)
 
 
 @dataclass

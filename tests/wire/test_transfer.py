@@ -141,7 +141,7 @@ def test_a_trainer_that_starts_anew_and_repeats_itself(
     step_until(server.drafters, trainer, server)
     trainer = restarted(trainer, new_trainer)
     trainer.publish(version, 0, drafter(seed))
-    step_until(lambda: trainer.is_told(offer=outgoing(seed, version, trained_on=0).digest), trainer, server)
+    step_until(lambda: trainer.is_told(offer=outgoing(seed, version).digest), trainer, server)
     assert [reason.partition(":")[0] for reason in server.refusals()] == ([refusal] if refusal else [])
     assert (refusal or "") in trainer.said()[-1].reason
     assert bool(trainer.said()[-1].reason) == bool(refusal)
@@ -201,7 +201,7 @@ def test_a_server_that_asks_for_what_is_not_there_gets_nothing(
     trainer.publish(1, 0, drafter(1))
     keep(server := Asker(trainer.link.address))
     step_until(lambda: server.take(Offer), trainer, server)
-    digest = outgoing(1, trained_on=0).digest
+    digest = outgoing(1).digest
     for ask in (
         ChunksWanted(digest=bytes(32), start=0, stop=4),
         ChunksWanted(digest=digest, start=11, stop=12),

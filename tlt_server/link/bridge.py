@@ -60,9 +60,9 @@ class Bridge:
         for event in past:
             self._note(event, is_past=True)
         receiver.told = self.hear
-        self._drafter: DrafterUpdate | None = None
+        self._drafters: asyncio.Queue[DrafterUpdate] = asyncio.Queue()
         self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue(KEPT)
-        self._arrived, self._is_connected = asyncio.Event(), False
+        self._is_connected = False
 
     async def run(self) -> None:
         """Until it is cancelled, or the server refuses what it may not refuse."""
@@ -75,8 +75,7 @@ class Bridge:
     def hear(self, told: DrafterUpdate | DrafterTrainer) -> None:
         """What the receiver tells."""
         if isinstance(told, DrafterUpdate):
-            self._drafter = told
-            self._arrived.set()
+            self._drafters.put_nowait(told)
         else:
             self._is_connected = told.connected
             if self._reports.full():
@@ -85,10 +84,9 @@ class Bridge:
 
     async def _offer(self) -> None:
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            drafter = self._drafter
-            assert drafter is not None
+            drafter = await self._drafters.get()
+            while not self._drafters.empty():  # then this one's file is gone
+                drafter = self._drafters.get_nowait()
             try:
                 await self._client.update_drafter(drafter)
             except TltClientError as error:

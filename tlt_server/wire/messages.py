@@ -138,7 +138,7 @@ class Offer(Message, frozen=True):
     @property
     def digest(self) -> bytes:
         """Of the whole, its version and contents."""
-        return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
+        return hashlib.sha256(self.version.to_bytes(8) + self.digests).digest()
 
 
 class Chunk(Message, frozen=True):

@@ -169,8 +169,7 @@ class Receiver:
 
     def _consider(self, update: Offer) -> None:
         """An offer, which may be repeated, outdated, or in the middle of another's transfer."""
-        digest = update.digest
-        if self._incoming is not None and digest == self._incoming.digest:
+        if (digest := update.digest) == self.hello.offer:
             return
         if reason := self._reason_to_refuse(update, digest):
             self._refuse(update, reason)
