@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from tests.wire.ends import HELLO, Hands
 from tlt_server.trainer.servers import STAGING_S, Servers
 from tlt_server.wire.messages import Hello
@@ -110,6 +113,15 @@ def test_a_word_that_was_lost_is_not_waited_for_for_ever() -> None:
     assert servers.is_on_its_way(2)
     hands.now += SILENCE
     assert servers.is_on_its_way(1)
+
+
+def test_why_a_drafter_is_not_in_force_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    servers = Servers()
+    for _ in range(3):
+        servers.hear("a/1", hello())
+    for why in ("drafter 1: no room", "drafter 1: no room", "", "drafter 2: no room", "drafter 2: no room"):
+        servers.hear("a/1", msgspec.structs.replace(hello(), reason=why))
+    assert [each.getMessage() for each in caplog.records] == ["a: drafter 1: no room", "a: drafter 2: no room"]
 
 
 def test_a_silent_server_is_gone() -> None:

@@ -209,6 +209,17 @@ def test_a_drafter_for_another_model_is_refused(script: Script, server: Server) 
     assert server.files() == []
 
 
+def test_an_offer_that_was_refused_is_passed_over_when_it_is_repeated(script: Script, server: Server) -> None:
+    offer = msgspec.structs.replace(outgoing().header, model=msgspec.structs.replace(MODEL, hidden_size=128))
+    script.say(offer)
+    refused: list[Hello] = []
+    step_until(lambda: refused.extend(script.take(Hello)) or refused, script, server)
+    assert [(hello.offer, hello.settled_drafter) for hello in refused] == [(offer.digest, 1)]
+    script.say(offer)
+    step_for(0.05, script, server)
+    assert not script.take(Hello)
+
+
 def test_one_that_does_not_fit_is_refused_before_it_is_fetched(script: Script, server: Server) -> None:
     chunks = shutil.disk_usage(server.folder).free // (4 << 20) + 1000
     script.say(

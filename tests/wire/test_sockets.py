@@ -1,7 +1,9 @@
 """Links: who may connect, what is dropped, and that nothing a peer sends does harm."""
 
+import asyncio
 import logging
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,23 @@ def test_there_and_back(both: tuple[Link, Link, bytes]) -> None:
     assert arrived is not None
     assert arrived[:2] == (TRAINER, Chunk(digest=bytes(32), index=3))
     assert bytes(arrived[2]) == b"raw" * 100_000
+
+
+def test_an_event_loop_waits_for_what_arrives(both: tuple[Link, Link, bytes]) -> None:
+    trainer, server, peer = both
+
+    async def waits() -> float:
+        began = time.monotonic()
+        await server.arrival(0.1)
+        quiet = time.monotonic() - began
+        assert trainer.send(Heartbeat(), to=peer)
+        await server.arrival(10)
+        return quiet
+
+    began = time.monotonic()
+    assert asyncio.run(waits()) >= 0.09
+    assert time.monotonic() - began < 5
+    assert server.receive() == (TRAINER, Heartbeat(), b"")
 
 
 # -- what cannot be read --------------------------------------------------------------------------------------------
