@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tlt_client import DrafterUpdate
 
 from benchmarks.lib import divergences
 from benchmarks.lib.command import main
@@ -34,7 +35,6 @@ from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.decode.steplog import StepLog
 from tlt_server.results import Figures, Result
-from tlt_server.wire.server import DrafterReady, Told
 
 TARGET, DRAFTER = default_paths()
 SPAWN = multiprocessing.get_context("spawn")
@@ -202,7 +202,7 @@ def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatc
     began = time.monotonic()
     with pushing.ByZmq(TARGET) as push, receiving(push, tmp_path) as heard:
         version, sent = push(None, DRAFTER)
-        ready = heard(DrafterReady)
+        ready = heard(DrafterUpdate)
         process = push._process
     assert version == ready.version == 1
     assert began < sent < time.monotonic()
@@ -212,14 +212,14 @@ def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatc
 
 
 @contextmanager
-def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Told]], Any]]:
+def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Any]], Any]]:
     """A server's receiver; gives what hears a message of a kind from it."""
     ours, theirs = SPAWN.Pipe()
     hello = msgspec.structs.replace(HELLO, model=push._model)
     receiver = SPAWN.Process(target=receive, args=(push.flags[1], theirs, hello, folder))
     receiver.start()
 
-    def heard(kind: type[Told]) -> Any:
+    def heard(kind: type[Any]) -> Any:
         while ours.poll(30):
             if isinstance(told := ours.recv(), kind):
                 return told

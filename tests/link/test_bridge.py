@@ -4,18 +4,18 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from tlt_client import AsyncClient, Retry
+from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, Retry
 
 from tests.wire.ends import HELLO
-from tlt_server.link.bridge import Bridge, Greeting
-from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Load, Notice, TargetPublished, TargetShared
-from tlt_server.wire.server import DrafterReady, Told, TrainerLink
+from tlt_server.link.bridge import Bridge
+from tlt_server.wire import server
+from tlt_server.wire.messages import Hello
 
-T = TypeVar("T")
 LIVE = {
     "live": {"version": 1, "path": "/d/1", "trained_on": 0, "sha256": "ab"},
     "previous": None,
@@ -23,7 +23,7 @@ LIVE = {
     "newest": 1,
     "frozen": False,
 }
-READY = [DrafterReady(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
+READY = [DrafterUpdate(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
 
 
 class Routes:
@@ -59,25 +59,25 @@ class Routes:
                 await asyncio.sleep(0.005)
 
 
-class Receiver:
-    """What the bridge tells a receiver, and is told by it."""
+class Receiver(server.Receiver):
+    """One without a link or files. said: its hellos."""
 
     def __init__(self) -> None:
-        self.bridge: Bridge
-        self.heard: list[Notice] = []
+        self.hello, self.said = HELLO, list[Hello]()
 
-    def say(self, *told: Told) -> None:
-        for each in told:
-            self.bridge.hear(each)
+    def change(self, **state: object) -> None:
+        self.hello = msgspec.structs.replace(self.hello, **state)
+        self.said.append(self.hello)
+        self.hello = msgspec.structs.replace(self.hello, load=None)
 
-    async def hears(self, count: int, kind: type[T]) -> list[T]:
-        """The first so many notices of a kind."""
+    async def says(self, count: int = 1, **state: object) -> list[Hello]:
+        """The first so many hellos that say so."""
         for _ in range(1000):
-            found = [notice for notice in self.heard if isinstance(notice, kind)]
+            found = [hello for hello in self.said if state.items() <= msgspec.structs.asdict(hello).items()]
             if len(found) >= count:
                 return found
             await asyncio.sleep(0.005)
-        raise AssertionError(self.heard)
+        raise AssertionError(self.said)
 
 
 def bridged(
@@ -90,8 +90,8 @@ def bridged(
         receiver = Receiver()
         retry = Retry(attempts=1)
         async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
-            receiver.bridge = Bridge(client, receiver.heard.append, Greeting(HELLO, seen), "ipc://t", folder)
-            running = asyncio.create_task(receiver.bridge.run())
+            bridge = Bridge(client, receiver, folder, [Event(seen, 0.0, "", 0, {})])
+            running = asyncio.create_task(bridge.run())
             await script(receiver)
             running.cancel()
             await asyncio.wait({running})
@@ -105,7 +105,7 @@ def event(number: int, kind: str, replica: int = 0, **detail: Any) -> dict[str, 
     return {"number": number, "time": 0.0, "kind": kind, "replica": replica, "detail": detail}
 
 
-def test_events_become_notices() -> None:
+def test_events_change_what_is_told() -> None:
     happened = [
         event(4, "target_published", version=1, weight_version="step-1"),
         event(5, "target_published", version=2, weight_version=None),
@@ -117,32 +117,29 @@ def test_events_become_notices() -> None:
     routes = Routes(events=[happened[:2], httpx.ReadError("gone"), elsewhere, happened[2:], []])
 
     async def script(receiver: Receiver) -> None:
-        assert await receiver.hears(2, DrafterSwapped) == [
-            DrafterSwapped(version=3, outcome="live", drafter_version=3),
-            DrafterSwapped(version=3, outcome="rolled_back", drafter_version=0, reason="it was asked for"),
-        ]
-        assert await receiver.hears(2, TargetPublished) == [
-            TargetPublished(target_version=1, weight_version="step-1"),
-            TargetPublished(target_version=2, weight_version="step-1"),
-        ]
+        await receiver.says(drafter_version=0, settled_drafter=3, reason="drafter 3: rolled back: it was asked for")
+        hellos = [each for each in receiver.said if each.load is None]
+        said = [(each.target_version, each.weight_version, each.drafter_version) for each in hellos]
+        assert said[:2] == [(1, "step-1", 0), (2, "step-1", 0)]
+        assert said[2:] == [(2, "step-1", 3), (2, "step-1", 0)]
+        assert hellos[2].settled_drafter == hellos[2].newest_drafter == 3
 
     bridged(routes, script, seen=3)
     assert routes.asked["events"][:4] == [b"after=3", b"after=5", b"after=5", b"after=5"]
 
 
-def test_a_drafter_is_offered_and_what_was_overtaken_is_refused() -> None:
+def test_a_drafter_is_offered_but_not_what_was_overtaken() -> None:
     routes = Routes()
     routes.may_answer.clear()
 
     async def script(receiver: Receiver) -> None:
-        receiver.say(*READY[1:2])
+        receiver.told(READY[1])
         await asyncio.sleep(0.1)
-        receiver.say(*READY[2:5])
+        for ready in READY[2:5]:
+            receiver.told(ready)
         await asyncio.sleep(0.1)
         routes.may_answer.set()
-        refused = await receiver.hears(2, DrafterSwapped)
-        assert [(each.version, each.outcome) for each in refused] == [(2, "refused"), (3, "refused")]  # type: ignore[attr-defined]
-        assert "version 4 arrived before" in refused[1].reason  # type: ignore[attr-defined]
+        await routes.until(2, "update")
 
     bridged(routes, script)
     assert routes.asked["update"] == [
@@ -156,12 +153,11 @@ def test_whatever_the_server_says_against_a_drafter_reaches_the_trainer(status: 
     routes = Routes(update=[(status, {"message": "no drafter of mine"}), LIVE])
 
     async def script(receiver: Receiver) -> None:
-        receiver.say(READY[1])
-        (refused,) = await receiver.hears(1, DrafterSwapped)
-        assert isinstance(refused, DrafterSwapped)
-        assert (refused.version, refused.outcome, refused.drafter_version) == (1, "refused", HELLO.drafter_version)
+        receiver.told(READY[1])
+        (refused, *_) = await receiver.says(settled_drafter=1)
+        assert refused.drafter_version == HELLO.drafter_version
         assert "no drafter of mine" in refused.reason
-        receiver.say(READY[2])
+        receiver.told(READY[2])
         await routes.until(2, "update")
 
     bridged(routes, script)
@@ -171,8 +167,8 @@ def test_every_change_of_the_link_is_reported_once_and_in_order() -> None:
     routes = Routes(trainer=[httpx.ReadError("gone"), (503, {}), {}])
 
     async def script(receiver: Receiver) -> None:
-        receiver.say(TrainerLink(connected=True, rejected=0), DrafterRefused(version=1, reason="too old"), READY[2])
-        receiver.say(*(TrainerLink(connected=count < 9, rejected=count) for count in range(10)))
+        for connected, refused, received in ((True, None, None), (True, 1, None), (True, 1, 2), (False, 1, 2)):
+            receiver.told(DrafterTrainer(address="ipc://t", connected=connected, refused=refused, received=received))
         await routes.until(6, "trainer")
 
     bridged(routes, script)
@@ -182,20 +178,20 @@ def test_every_change_of_the_link_is_reported_once_and_in_order() -> None:
 
 
 def test_what_is_shared_is_told_after_each_publication_while_there_is_a_trainer(tmp_path: Path) -> None:
-    answers = [{"target_version": version, "path": f"/s/{version}"} for version in (1, 2)]
+    answers = [{"target_version": version, "path": f"/s/{version}"} for version in (0, 2)]
     routes = Routes(share=[answers[0], (409, {"message": "meanwhile"}), answers[1]])
     (tmp_path / "target-9").mkdir()
 
     async def script(receiver: Receiver) -> None:
         await asyncio.sleep(0.2)
         assert "share" not in routes.asked
-        receiver.say(TrainerLink(connected=True, rejected=0))
-        assert await receiver.hears(1, TargetShared) == [TargetShared(target_version=1, path="/s/1")]
+        receiver.told(DrafterTrainer(address="ipc://t", connected=True))
+        await receiver.says(target_version=0, shared="/s/0")
         for asked in (2, 3):
-            told = event(asked, "target_published", version=asked, weight_version="step")
+            told = event(asked, "target_published", version=asked - 1, weight_version="step")
             routes.answers["events"] = [[told], []]
             await routes.until(asked, "share")
-        assert (await receiver.hears(2, TargetShared))[1] == TargetShared(target_version=2, path="/s/2")
+        await receiver.says(target_version=2, shared="/s/2")
 
     bridged(routes, script, folder=tmp_path)
     assert [each["path"] for each in routes.asked["share"]] == [f"{tmp_path}/target-{n}" for n in (1, 2, 3)]
@@ -206,7 +202,7 @@ def test_load() -> None:
     replicas = [{"num_running_reqs": 3, "num_waiting_reqs": 1}, {"num_running_reqs": 2, "num_waiting_reqs": 0}]
 
     async def script(receiver: Receiver) -> None:
-        assert await receiver.hears(1, Load) == [Load(running=5, waiting=1)]
+        await receiver.says(load=6)
 
     bridged(Routes(loads=[{"loads": replicas}]), script)
 
@@ -225,12 +221,10 @@ def test_load_says_whether_memory_is_lent() -> None:
 
     async def script(receiver: Receiver) -> None:
         await routes.until(4, "events")
-        receiver.heard.clear()
-        assert (await receiver.hears(1, Load))[0].lent
+        assert receiver.hello.lent
         routes.answers["events"] = [[rest], []]
         await routes.until(len(routes.asked["events"]) + 2, "events")
-        receiver.heard.clear()
-        assert not (await receiver.hears(2, Load))[1].lent
+        assert not receiver.hello.lent
 
     bridged(routes, script)
 

@@ -10,22 +10,21 @@ from typing import Any
 
 import httpx
 import pytest
-from tlt_client import AsyncClient, Retry
+from tlt_client import AsyncClient, Event, Retry
 
 from tests.link.processes import idle, until
 from tests.link.test_bridge import LIVE
 from tests.wire.ends import CHUNK, HELLO, MODEL, drafter
 from tlt_server.link import process
-from tlt_server.link.bridge import Greeting
-from tlt_server.wire.messages import READS_TO_TRAINER
+from tlt_server.wire.messages import READS_TO_TRAINER, Hello
 from tlt_server.wire.sockets import Link
 from tlt_server.wire.trainer import Sender
 
 ANSWERS: dict[str, Any] = {"events": [], "loads": {"loads": []}, "update": LIVE, "trainer": {}, "health": {}}
 
 
-async def greeted(*_: Any) -> Greeting:
-    return Greeting(HELLO)
+async def greeted(*_: Any) -> tuple[Hello, list[Event]]:
+    return HELLO, []
 
 
 def answer(offered: list[bytes], refusing: bool, request: httpx.Request) -> httpx.Response:

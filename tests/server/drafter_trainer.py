@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from functools import cache
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import TypeVar
 
+import msgspec
 import torch
 from safetensors.torch import save
 
 from tests.link.processes import until
 from tests.wire.children import CountingLink
 from tlt_server.demo import default_paths
-from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
+from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
 from tlt_server.wire.sockets import Link
 from tlt_server.wire.trainer import Sender
-
-M = TypeVar("M", bound=Message)
 
 
 @cache
@@ -30,18 +28,21 @@ class DrafterTrainer:
     """Inside a `with`, it listens. heard: what its servers said."""
 
     def __init__(self, address: str) -> None:
-        self.heard: list[Message] = []
-        self._sender = Sender(Link(address, READS_TO_TRAINER), target(), lambda _, message: self.heard.append(message))
+        self.heard: list[Hello] = []
+        self._sender = Sender(Link(address, READS_TO_TRAINER), target(), lambda _, hello: self.heard.append(hello))
         self._thread = threading.Thread(target=self._sender.run)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], trained_on: int = 0) -> None:
         self._sender.publish(version, trained_on, save(dict(tensors)))
 
-    def said(self, kind: type[M]) -> list[M]:
-        return [message for message in self.heard if isinstance(message, kind)]
+    def said(self, **state: object) -> list[Hello]:
+        """The hellos that say so."""
+        return [hello for hello in list(self.heard) if state.items() <= msgspec.structs.asdict(hello).items()]
 
-    def hears(self, wanted: Message, seconds: float = 20) -> None:
-        until(lambda: wanted in self.heard, seconds)
+    def hears(self, seconds: float = 20, **state: object) -> Hello:
+        """The first hello that says so."""
+        until(lambda: self.said(**state), seconds)
+        return self.said(**state)[0]
 
     def __enter__(self) -> "DrafterTrainer":
         self._thread.start()

@@ -20,15 +20,6 @@ from tests.server.drafter_trainer import DrafterTrainer, slow_trainer
 from tests.server.trainer import DRAFTERS, Trainer, buckets, noisy, tensors_of, while_running
 from tlt_server.demo import default_paths
 from tlt_server.process import Running, free_port, running_module
-from tlt_server.wire.messages import (
-    DrafterReceived,
-    DrafterRefused,
-    DrafterSwapped,
-    Hello,
-    Load,
-    TargetPublished,
-    TargetShared,
-)
 
 pytestmark = pytest.mark.server
 
@@ -62,7 +53,7 @@ def server(servers: Servers, place: Path, address: str) -> Iterator[Running]:
         with DrafterTrainer(address) as trainer:
             trainer.publish(3, START, trained_on=0)
             running = stack.enter_context(start)
-            trainer.hears(DrafterSwapped(version=3, outcome="live", drafter_version=3))
+            trainer.hears(drafter_version=3, settled_drafter=3)
         yield running
 
 
@@ -76,7 +67,7 @@ def client(server: Running) -> Iterator[Client]:
 def another_trainer(client: Client, address: str) -> Iterator[DrafterTrainer]:
     """It hears the whole state of the server first."""
     with DrafterTrainer(address) as trainer:
-        until(lambda: trainer.said(Hello))
+        until(trainer.said)
         until(lambda: client.status().trainer.connected)  # type: ignore[union-attr]
         yield trainer
 
@@ -102,9 +93,9 @@ def test_a_drafter_takes_over_while_rollouts_run(client: Client, address: str, t
             trainer.publish(version, good, trained_on=0)
 
         given = while_running(lambda: client.generate_batch(PROMPTS[:8], LONG), publish)
-        trainer.hears(DrafterSwapped(version=version, outcome="live", drafter_version=version))
-        assert trainer.said(DrafterReceived) == [DrafterReceived(version=version)]
-        until(lambda: trainer.said(Load))
+        trainer.hears(drafter_version=version, settled_drafter=version)
+        assert trainer.said(newest_drafter=version, reason="")
+        until(lambda: any(hello.load is not None for hello in trainer.said()))
     assert (client.drafter().live.version, client.drafter().live.trained_on) == (version, 0)
     assert [each.tokens for each in given] == [each.tokens for each in undisturbed]
     assert any(len(each.drafter_versions) == 2 for each in given)
@@ -118,18 +109,16 @@ def test_a_publication_of_the_target_is_told_once_and_shared(
     target = Trainer(server.url)
     target.http.headers["Authorization"] = "Bearer admin"
     with another_trainer(client, address) as trainer:
-        before = trainer.said(Hello)[-1].target_version
+        before = trainer.said()[-1].target_version
         sent = tensors_of(noisy(default_paths()[0], tmp_path / "target", 1, scale=0.001))
         for part in buckets(sent, 3):
             target.tensor(part, weight_version="step 7", flush_cache=False).raise_for_status()
-        trainer.hears(TargetPublished(target_version=before + 1, weight_version="step 7"))
-        until(lambda: trainer.said(Hello)[-1].weight_version == "step 7")
-        until(lambda: trainer.said(TargetShared))
-        assert len(trainer.said(TargetPublished)) == len(trainer.said(TargetShared)) == 1
-        shared = trainer.said(TargetShared)[0]
-        assert shared.target_version == before + 1
-        until(lambda: trainer.said(Hello)[-1].shared == shared.path)
-        held = {name: each for file in Path(shared.path).iterdir() for name, each in load_file(file).items()}
+        assert trainer.hears(target_version=before + 1).weight_version == "step 7"
+        until(lambda: trainer.said()[-1].shared and trainer.said()[-1].target_version == before + 1)
+        said = [(hello.target_version, hello.shared) for hello in trainer.said(target_version=before + 1)]
+        shared = trainer.said()[-1].shared
+        assert [told for _, told in dict.fromkeys(said)] == ["", shared]
+        held = {name: each for file in Path(shared).iterdir() for name, each in load_file(file).items()}
         assert held.keys() == {"model.embed_tokens.weight", "lm_head.weight"}
         for name, tensor in held.items():
             assert torch.equal(tensor, sent[name].to(tensor.dtype)), name
@@ -144,9 +133,9 @@ def test_a_wrong_drafter_is_refused_and_the_trainer_told(client: Client, address
     with another_trainer(client, address) as trainer:
         for version, (why, tensor) in enumerate(wrong.items(), before.newest + 1):
             trainer.publish(version, START | {name: tensor})
-            until(lambda version=version: version in [each.version for each in trainer.said(DrafterSwapped)])
-            told = trainer.said(DrafterSwapped)[-1]
-            assert (told.outcome, told.drafter_version) == ("refused", before.live.version)
+            told = trainer.hears(settled_drafter=version)
+            assert told.drafter_version == before.live.version
+            assert told.reason.startswith(f"drafter {version}: ")
             assert why in told.reason
             assert client.drafter().live == before.live
             assert client.events()[-1].kind == "drafter_refused"
@@ -156,7 +145,7 @@ def test_an_old_drafter_is_turned_away_by_the_link(client: Client, address: str)
     before = client.events()[-1].number
     with another_trainer(client, address) as trainer:
         trainer.publish(1, START)
-        until(lambda: trainer.said(DrafterRefused))
+        until(lambda: "drafter 1: version 1 is older than" in trainer.said()[-1].reason)
     until(lambda: "drafter_refused" in [event.kind for event in client.events(before)])
     told = next(event for event in client.events(before) if event.kind == "drafter_refused")
     assert told.detail["version"] == 1
@@ -171,11 +160,8 @@ def test_a_rollback_is_told(client: Client, address: str) -> None:
     assert previous is not None
     with another_trainer(client, address) as trainer:
         client.roll_back_drafter()
-        trainer.hears(
-            DrafterSwapped(
-                version=live, outcome="rolled_back", drafter_version=previous.version, reason="it was asked for"
-            )
-        )
+        reason = f"drafter {live}: rolled back: it was asked for"
+        trainer.hears(drafter_version=previous.version, reason=reason)
 
 
 def test_a_trainer_that_is_killed_in_mid_push(client: Client, address: str) -> None:
@@ -189,7 +175,7 @@ def test_a_trainer_that_is_killed_in_mid_push(client: Client, address: str) -> N
     first.close()
     with DrafterTrainer(address) as trainer:
         trainer.publish(version + 1, START)
-        trainer.hears(DrafterSwapped(version=version + 1, outcome="live", drafter_version=version + 1))
+        trainer.hears(drafter_version=version + 1, settled_drafter=version + 1)
     assert client.drafter().live.version == version + 1
 
 
@@ -199,7 +185,7 @@ def test_a_link_that_is_killed_is_started_anew(client: Client, address: str, pla
     with DrafterTrainer(address) as trainer:
         version = client.drafter().newest + 1
         trainer.publish(version, START)
-        trainer.hears(DrafterSwapped(version=version, outcome="live", drafter_version=version))
+        trainer.hears(drafter_version=version, settled_drafter=version)
     assert links(str(place)) not in ([], [link])
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,23 +19,13 @@ import torch
 import zmq
 from safetensors import deserialize
 from safetensors.torch import load_file, save_file
+from tlt_client import DrafterTrainer, DrafterUpdate
 from torch import Tensor
 
 from tests.trainer.models import TARGET_FOLDER, texts
 from tlt_server.process import free_port
-from tlt_server.wire.messages import (
-    READS_TO_SERVER,
-    DrafterSwapped,
-    FeatureBatch,
-    FeatureHeader,
-    Hello,
-    ModelIdentity,
-    Notice,
-    Rows,
-    TargetPublished,
-    TargetShared,
-)
-from tlt_server.wire.server import DrafterReady, Receiver, Told, TrainerLink
+from tlt_server.wire.messages import READS_TO_SERVER, FeatureBatch, FeatureHeader, Hello, ModelIdentity, Rows
+from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import Link
 
 MODEL = ModelIdentity.of(json.loads((TARGET_FOLDER / "config.json").read_text()))
@@ -111,9 +102,11 @@ class Server(Outlet):
     ) -> None:
         super().__init__(features, name)
         self.folder = folder
-        self.arrived: list[DrafterReady] = []
+        self.arrived: list[DrafterUpdate] = []
         self.held = False
-        self.link = TrainerLink(connected=False, rejected=0)
+        self.link = DrafterTrainer(address=control, connected=False)
+        self._changes: deque[Callable[[], None]] = deque()  # written by any thread, taken by the receiving one
+        self._over = threading.Event()
         self._control, self._newest, self._devices = control, newest, devices
         self._shared = self._save()
 
@@ -128,14 +121,23 @@ class Server(Outlet):
             shared=self._shared,
             devices=self._devices,
         )
-        link = Link(self._control, READS_TO_SERVER, self.name)
-        self._receiver = Receiver(link, hello, self.folder / "drafters", self._hear)
-        self._receiving = threading.Thread(target=self._receiver.run)
+        self._receiver = Receiver(Link(self._control, READS_TO_SERVER, self.name), hello, self.folder / "drafters")
+        self._receiver.told = self._hear
+        self._receiving = threading.Thread(target=self._receive)
         self._receiving.start()
         return self
 
+    def _receive(self) -> None:
+        try:
+            while not self._over.wait(0.005):
+                while self._changes:
+                    self._changes.popleft()()
+                self._receiver.step()
+        finally:
+            self._receiver.close()
+
     def __exit__(self, *exc_info: object) -> None:
-        self._receiver.stop()
+        self._over.set()
         self._receiving.join()
         self.close()
 
@@ -146,14 +148,15 @@ class Server(Outlet):
     def publish(self) -> None:
         """Another target, of which nothing is shared yet."""
         self.count += 1
-        self.tell(TargetPublished(target_version=self.count, weight_version=f"step {self.count}"))
+        self.change(target_version=self.count, weight_version=f"step {self.count}", shared="")
 
     def share(self) -> None:
-        self.tell(TargetShared(target_version=self.count, path=self._save()))
+        self.change(shared=self._save())
 
     def swap(self) -> None:
         """Puts the newest drafter in force."""
-        self.tell(DrafterSwapped(version=self.newest, outcome="live", drafter_version=self.newest))
+        version = self.newest
+        self._changes.append(lambda: self._receiver.settle(version, drafter_version=version))
 
     def _save(self) -> str:
         """The head is a little another one each time."""
@@ -163,15 +166,16 @@ class Server(Outlet):
         save_file(moved, path / "shared.safetensors")
         return str(path)
 
-    def tell(self, notice: Notice) -> None:
-        self._receiver.tell(notice)
+    def change(self, **state: object) -> None:
+        """What it tells the trainer of itself; from any thread."""
+        self._changes.append(lambda: self._receiver.change(**state))
 
-    def _hear(self, told: Told) -> None:
-        if isinstance(told, DrafterReady):
+    def _hear(self, told: DrafterUpdate | DrafterTrainer) -> None:
+        if isinstance(told, DrafterUpdate):
             self.arrived.append(told)
             if not self.held:
                 self.swap()
-        elif isinstance(told, TrainerLink):
+        else:
             self.link = told
 
 

@@ -22,7 +22,6 @@ from tlt_server.trainer.learn.losses import EAGLE
 from tlt_server.trainer.learn.packing import pack
 from tlt_server.trainer.publish.folder import load_drafter, load_frozen
 from tlt_server.wire.devices import identity
-from tlt_server.wire.messages import Load
 
 HERE = identity(torch.device("cpu"))
 FOR_EVER = "passes = 100000.0"
@@ -99,7 +98,7 @@ class Loaded:
     def _report(self) -> None:
         while not self._over.wait(0.1):
             if self.running is not None:
-                self._server.tell(Load(running=self.running, waiting=0))
+                self._server.change(load=self.running)
 
 
 def spot(folder: Path, **settings: float) -> Running:

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from tests.wire.ends import HELLO, Hands
 from tlt_server.trainer.servers import STAGING_S, Servers
-from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, TargetPublished, TargetShared
+from tlt_server.wire.messages import Hello
 from tlt_server.wire.trainer import SILENCE
 
 
-def hello(count: int = 0, drafter: int = 0, newest: int = 0, shared: str = "", name: str = "default") -> Hello:
+def hello(
+    count: int = 0, drafter: int = 0, newest: int = 0, shared: str = "", name: str = "default", settled: int = 0
+) -> Hello:
     return Hello(
         server="ignored",
         model=HELLO.model,
@@ -17,30 +22,38 @@ def hello(count: int = 0, drafter: int = 0, newest: int = 0, shared: str = "", n
         drafter_version=drafter,
         newest_drafter=newest,
         shared=shared,
+        settled_drafter=settled,
     )
 
 
 def test_a_publication_and_what_is_shared_of_it() -> None:
     servers = Servers()
-    servers.hear("a/1", TargetPublished(target_version=1, weight_version="early"))
     assert servers.targets.newest == -1
     servers.hear("a/1", hello(shared="/s/0"))
     assert servers.shared(0) == Path("/s/0")
-    servers.hear("a/1", TargetPublished(target_version=1, weight_version="step"))
+    servers.hear("a/1", hello(count=1, name="step"))
     assert (servers.targets.newest, servers.shared(1)) == (1, None)
-    servers.hear("a/1", TargetShared(target_version=0, path="/s/late"))
-    assert servers.shared(1) is None
-    servers.hear("a/1", TargetShared(target_version=1, path="/s/1"))
+    servers.hear("a/1", hello(count=1, name="step", shared="/s/1"))
     assert servers.shared(1) == Path("/s/1")
     servers.forget(1)
     assert servers.shared(1) is None
+    servers.hear("a/1", hello(count=1, name="step", shared="/s/1"))
+    assert servers.shared(1) is None
 
 
-def test_what_waited_while_the_trainer_was_away_is_not_new() -> None:
+def test_what_is_shared_late_of_an_older_target_is_nothing() -> None:
+    servers = Servers()
+    servers.hear("a/1", hello(count=1, name="step 1"))
+    servers.hear("b/1", hello(count=2, name="step 2"))
+    servers.hear("a/1", hello(count=1, name="step 1", shared="/s/late"))
+    assert servers.targets.newest == 1
+    assert servers.shared(0) is servers.shared(1) is None
+
+
+def test_publications_while_the_trainer_was_away_are_one() -> None:
     servers = Servers()
     servers.hear("a/1", hello(count=4))
-    for count in range(1, 5):
-        servers.hear("a/1", TargetPublished(target_version=count, weight_version="default"))
+    servers.hear("a/1", hello(count=4))
     assert servers.targets.newest == 0
     assert servers.targets.count_of(0) == 4
 
@@ -59,9 +72,9 @@ def test_drafters_of_several_servers() -> None:
     servers.hear("a/1", hello(drafter=3, newest=5))
     servers.hear("b/1", hello())
     assert (servers.drafter, servers.newest_drafter) == (3, 5)
-    servers.hear("b/1", DrafterSwapped(version=6, outcome="live", drafter_version=6))
+    servers.hear("b/1", hello(drafter=6, newest=6, settled=6))
     assert servers.drafter == 6
-    servers.hear("b/1", DrafterSwapped(version=6, outcome="rolled_back", drafter_version=2, reason="worse"))
+    servers.hear("b/1", hello(drafter=2, newest=6, settled=6))
     assert servers.drafter == 3
 
 
@@ -70,12 +83,13 @@ def test_a_drafter_is_on_its_way_until_a_server_says_what_became_of_it() -> None
     assert servers.is_on_its_way(1)
     servers.hear("a/1", hello())
     servers.hear("b/1", hello())
-    for version, outcome, in_force in ((1, "live", 1), (2, "refused", 1), (3, "live", 3), (4, "rolled_back", 3)):
+    for version, in_force in ((1, 1), (2, 1), (3, 3), (4, 3)):  # it is in force, refused, in force, rolled back
         assert servers.is_on_its_way(version)
-        servers.hear("a/1", DrafterSwapped(version=version, outcome=outcome, drafter_version=in_force))
-        servers.hear("a/1", hello(drafter=in_force, newest=version))
+        servers.hear("a/1", hello(drafter=in_force, newest=version, settled=version - 1))
+        assert servers.is_on_its_way(version) == (in_force < version)
+        servers.hear("a/1", hello(drafter=in_force, newest=version, settled=version))
         assert not servers.is_on_its_way(version)
-    servers.hear("b/1", DrafterRefused(version=5, reason="no room"))
+    servers.hear("b/1", hello(settled=5))
     assert not servers.is_on_its_way(5)
     servers.hear("a/1", hello(drafter=6, newest=6))  # of a swap that was not told of
     assert not servers.is_on_its_way(6)
@@ -99,6 +113,15 @@ def test_a_word_that_was_lost_is_not_waited_for_for_ever() -> None:
     assert servers.is_on_its_way(2)
     hands.now += SILENCE
     assert servers.is_on_its_way(1)
+
+
+def test_why_a_drafter_is_not_in_force_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    servers = Servers()
+    for _ in range(3):
+        servers.hear("a/1", hello())
+    for why in ("drafter 1: no room", "drafter 1: no room", "", "drafter 2: no room", "drafter 2: no room"):
+        servers.hear("a/1", msgspec.structs.replace(hello(), reason=why))
+    assert [each.getMessage() for each in caplog.records] == ["a: drafter 1: no room", "a: drafter 2: no room"]
 
 
 def test_a_silent_server_is_gone() -> None:

@@ -92,7 +92,7 @@ def test_a_rehearsal_teaches_nothing(tmp_path: Path) -> None:
         _rehearse(parts)
         assert all(map(torch.equal, before, parts.trainer.network.parameters()))
         assert parts.trainer.steps == 0
-        parts.sender._link.close()
+        parts.sender.link.close()
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -118,4 +118,4 @@ def test_a_drafter_is_made_once_and_gone_on_from(tmp_path: Path, kind: str, widt
     for _ in range(2):
         with _prepared(config) as parts:
             assert parts.drafter.network.fc.weight.shape == (256, width if kind == "eagle3" else 512)
-            parts.sender._link.close()
+            parts.sender.link.close()

@@ -1,11 +1,11 @@
 """Which ranks may train, by what servers say of devices and load; the clock is moved by hand."""
 
+import msgspec
 import pytest
 
 from tests.wire.ends import HELLO, Hands
 from tlt_server.trainer.config import SpotSettings
 from tlt_server.trainer.workers import Workers
-from tlt_server.wire.messages import Hello, Load
 
 SETTINGS = SpotSettings(on=True, settle_s=2.0, silence_s=5.0, within_s=3.0)
 
@@ -15,17 +15,19 @@ class Scene:
 
     def __init__(self, settings: SpotSettings = SETTINGS) -> None:
         self.hands, self.overdue = Hands(), list[int]()
+        self.devices: dict[str, tuple[str, ...]] = {}
         self.workers = Workers(("a", "b"), settings, self.overdue.append, self.hands)
 
     def hello(self, server: str, *devices: str) -> None:
-        told = Hello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {"devices": devices})
-        self.workers.hear(f"{server}/1", told)
+        self.devices[server] = devices
+        self.workers.hear(f"{server}/1", msgspec.structs.replace(HELLO, devices=devices))
 
     def load(self, running: int, *servers: str, seconds: float = 0.0, lent: bool = False) -> None:
         """Reports of the servers, after so many seconds."""
         self.hands.now += seconds
         for server in servers:
-            self.workers.hear(f"{server}/1", Load(running=running, waiting=0, lent=lent))
+            told = msgspec.structs.replace(HELLO, devices=self.devices.get(server, ()), load=running, lent=lent)
+            self.workers.hear(f"{server}/1", told)
 
     def states(self) -> list[str]:
         return [worker.state for worker in self.workers.status()]

@@ -1,8 +1,7 @@
 """What the processes of test_wire_processes.py run: a trainer that may be slow, a receiver that may lack space."""
 
-import contextlib
+import asyncio
 import resource
-import threading
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
@@ -13,11 +12,8 @@ from tlt_server.wire.messages import (
     READS_TO_SERVER,
     READS_TO_TRAINER,
     Buffer,
-    DrafterChunk,
-    DrafterReceived,
-    DrafterRefused,
+    Chunk,
     Hello,
-    Load,
     Message,
 )
 from tlt_server.wire.server import Receiver
@@ -33,7 +29,7 @@ class CountingLink(Link):
         self._sent, self._pause = sent, pause
 
     def send(self, message: Message, payload: Buffer | None = None, to: bytes = b"") -> bool:
-        if isinstance(message, DrafterChunk):
+        if isinstance(message, Chunk):
             time.sleep(self._pause)
             self._sent.value += 1
         return super().send(message, payload, to)
@@ -42,9 +38,12 @@ class CountingLink(Link):
 def trainer_process(
     address: str, version: int, chunks: int, pause: float, sent: "Synchronized[int]", told: Connection
 ) -> None:
-    def hear(_: str, message: Message) -> None:
-        if isinstance(message, DrafterReceived | DrafterRefused):
-            told.send(message.version)
+    settled: set[int] = {0}
+
+    def hear(_: str, hello: Hello) -> None:
+        if (version := max(hello.newest_drafter, hello.settled_drafter)) not in settled:
+            settled.add(version)
+            told.send(version)
 
     sender = Sender(CountingLink(address, sent, pause), MODEL, hear, chunk_bytes=CHUNK)
     sender.publish(version, 0, drafter(version, chunks))
@@ -53,15 +52,25 @@ def trainer_process(
 
 def receive(address: str, server: Connection, hello: Hello, folder: Path) -> None:
     """A receiver that tells a pipe, until that is closed."""
-    receiver = Receiver(Link(address, READS_TO_SERVER, hello.server), hello, folder, server.send)
+    receiver = Receiver(Link(address, READS_TO_SERVER, hello.server), hello, folder)
+    receiver.told = server.send
+    try:
+        asyncio.run(receive_until_told(receiver, server))
+    finally:
+        receiver.close()
+
+
+async def receive_until_told(receiver: Receiver, server: Connection) -> None:
+    loop, running = asyncio.get_running_loop(), asyncio.ensure_future(receiver.run())
 
     def end() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            server.recv()
-        receiver.stop()
+        loop.remove_reader(server.fileno())
+        running.cancel()
 
-    threading.Thread(target=end, daemon=True).start()
-    receiver.run()
+    loop.add_reader(server.fileno(), end)
+    await asyncio.wait({running})
+    if not running.cancelled():
+        running.result()
 
 
 def receiver_process(address: str, server: Connection, folder: Path, largest_file: int | None) -> None:
@@ -83,6 +92,6 @@ def link_that_says_much_and_goes(address: str, seconds: float) -> None:
     """A server's end of a link; all the time there is more to send than is read."""
     link, until = Link(address, READS_TO_SERVER, "a server"), time.monotonic() + seconds
     while time.monotonic() < until:
-        link.send(Load(running=1, waiting=0, lent=False))
+        link.send(HELLO)
         time.sleep(0.001)
     link.close()

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+from tlt_client import DrafterTrainer, DrafterUpdate
+
 from tlt_server.errors import ConfigError
-from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Buffer, Hello, Message, ModelIdentity, Notice
-from tlt_server.wire.server import DrafterReady, Receiver, Told
+from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Buffer, Hello, Message, ModelIdentity
+from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import TRAINER, Link
-from tlt_server.wire.trainer import Sender
-from tlt_server.wire.update import Outgoing
+from tlt_server.wire.trainer import Outgoing, Sender
 
 MODEL = ModelIdentity("LlamaForCausalLM", 64, 512)
 HELLO = Hello(
@@ -74,32 +76,40 @@ class Server(End):
     ) -> None:
         super().__init__(Link(address, READS_TO_SERVER, hello.server))
         self.folder = folder
-        self.heard: list[Told] = []
+        self.heard: list[DrafterUpdate | DrafterTrainer] = []
         try:
-            self._receiver = Receiver(self.link, hello, folder, self.heard.append, clock, most)
+            self.receiver = Receiver(self.link, hello, folder, clock, most)
         except ConfigError:
             super().close()
             raise
+        self.receiver.told = self.heard.append
+        self.change = self.receiver.change
 
     def step(self) -> None:
-        self._receiver.step(0.002)
-
-    def tell(self, *notices: Notice) -> None:
-        for notice in notices:
-            self._receiver.tell(notice)
+        self.link.wait(0.002)
+        self.receiver.step()
 
     def said(self, kind: type[M]) -> list[M]:
         return [message for message in self.heard if isinstance(message, kind)]
 
     def drafters(self) -> list[int]:
-        return [message.version for message in self.said(DrafterReady)]
+        return [message.version for message in self.said(DrafterUpdate)]
+
+    def refusals(self) -> list[str]:
+        """Why drafters were refused, each once."""
+        return list(dict.fromkeys(message.reason for message in self.said(DrafterTrainer) if message.reason))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a trainer answers, as far as it has told."""
+        return bool(self.said(DrafterTrainer)) and self.said(DrafterTrainer)[-1].connected
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir())
 
     def close(self) -> None:
-        self._receiver.close()
-        super().close()
+        self.open = False
+        self.receiver.close()
 
 
 class Trainer(End):
@@ -107,15 +117,19 @@ class Trainer(End):
 
     def __init__(self, address: str = ANY_PORT, clock: Clock = time.monotonic) -> None:
         super().__init__(Link(address, READS_TO_TRAINER))
-        self.heard: list[tuple[str, Message]] = []
+        self.heard: list[tuple[str, Hello]] = []
         self.sender = Sender(self.link, MODEL, lambda *heard: self.heard.append(heard), clock, CHUNK)
         self.publish = self.sender.publish
 
     def step(self) -> None:
         self.sender.step(0.002)
 
-    def said(self, kind: type[M]) -> list[M]:
-        return [message for _, message in self.heard if isinstance(message, kind)]
+    def said(self) -> list[Hello]:
+        return [hello for _, hello in self.heard]
+
+    def is_told(self, **state: object) -> bool:
+        """Whether the last hello says so."""
+        return bool(self.heard) and state.items() <= msgspec.structs.asdict(self.said()[-1]).items()
 
 
 class Scripted(End):

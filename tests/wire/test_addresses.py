@@ -89,10 +89,10 @@ def test_curve_there_and_back(keys: Keys, opened: Open) -> None:
     say(server, HELLO)
     arrived = heard(trainer)
     assert arrived is not None
-    assert trainer.send(Heartbeat(newest_drafter=1), to=arrived[0])
+    assert trainer.send(Heartbeat(), to=arrived[0])
     answer = heard(server)
     assert answer is not None
-    assert answer[1] == Heartbeat(newest_drafter=1)
+    assert answer[1] == Heartbeat()
 
 
 @pytest.mark.slow

@@ -15,12 +15,12 @@ from tlt_server.wire.messages import (
     READS_TO_SERVER,
     READS_TO_TRAINER,
     SCHEMA_VERSION,
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
-    DrafterUpdate,
     Heartbeat,
     Message,
     ModelIdentity,
+    Offer,
     Rejected,
     decode,
     encode,
@@ -42,29 +42,22 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         drafter_version=count,
         newest_drafter=count,
         shared=path,
+        settled_drafter=count,
+        reason=text,
+        offer=st.none() | digest,
+        load=st.none() | count,
+        lent=st.booleans(),
         devices=st.lists(text, max_size=3).map(tuple),
     ),
-    messages.TargetShared: st.builds(messages.TargetShared, target_version=count, path=path),
-    messages.TargetPublished: st.builds(messages.TargetPublished, target_version=count, weight_version=text),
-    messages.DrafterSwapped: st.builds(
-        messages.DrafterSwapped,
-        version=count,
-        outcome=st.sampled_from(["live", "refused", "rolled_back"]),
-        drafter_version=count,
-        reason=text,
-    ),
-    messages.Load: st.builds(messages.Load, running=count, waiting=count, lent=st.booleans()),
     ChunksWanted: st.builds(
         lambda digest, start, n: ChunksWanted(digest=digest, start=start, stop=start + n),
         digest,
         st.integers(0, 2**52),
         pieces,
     ),
-    messages.DrafterReceived: st.builds(messages.DrafterReceived, version=count),
-    messages.DrafterRefused: st.builds(messages.DrafterRefused, version=count, reason=text),
-    Heartbeat: st.builds(Heartbeat, newest_drafter=count),
-    DrafterUpdate: st.builds(
-        lambda n, rest, chunk_bytes, **other: DrafterUpdate(
+    Heartbeat: st.just(Heartbeat()),
+    Offer: st.builds(
+        lambda n, rest, chunk_bytes, **other: Offer(
             size=(n - 1) * chunk_bytes + min(rest, chunk_bytes), chunk_bytes=chunk_bytes, digests=bytes(32 * n), **other
         ),
         n=pieces,
@@ -74,7 +67,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         trained_on=count,
         model=identity,
     ),
-    DrafterChunk: st.builds(DrafterChunk, digest=digest, index=count),
+    Chunk: st.builds(Chunk, digest=digest, index=count),
     Rejected: st.builds(Rejected, reason=text),
 }
 any_message = st.one_of(*MESSAGES.values())
@@ -83,7 +76,7 @@ reader = st.sampled_from(READERS)
 
 
 def frames_of(message: Message, payload: bytes = b"xyz") -> list[bytes]:
-    return [encode(message), payload] if isinstance(message, DrafterChunk) else [encode(message)]
+    return [encode(message), payload] if isinstance(message, Chunk) else [encode(message)]
 
 
 def read_by_any(frames: list[bytes]) -> list[tuple[Message, Any]]:
@@ -109,7 +102,7 @@ def test_round_trip(kind: type[Message]) -> None:
         assert read
         for each, raw in read:
             assert each == message
-            assert bytes(raw) == (payload if kind is DrafterChunk else b"")
+            assert bytes(raw) == (payload if kind is Chunk else b"")
 
     survives()
 
@@ -166,9 +159,7 @@ def test_a_wrong_field_under_a_right_checksum(message: Message, name: str, value
     """What a faulty peer would send: it is a message with all its constraints kept, or it is refused."""
     fields = msgspec.to_builtins(message) | {name: value}
     try:
-        read, _ = decode(
-            [with_checksum(msgspec.msgpack.encode(fields)), b""][: 1 + (fields["type"] == "DrafterChunk")], reads
-        )
+        read, _ = decode([with_checksum(msgspec.msgpack.encode(fields)), b""][: 1 + (fields["type"] == "Chunk")], reads)
     except WireError:
         return
     assert msgspec.convert(msgspec.to_builtins(read), type(read)) == read
@@ -187,7 +178,7 @@ def test_random_bodies_under_a_right_checksum(body: bytes, reads: Any) -> None:
         b"\x81\xa1a" * 100_000,
         b"\x81\xa4type" + b"\x91" * 100_000,
         b"\xdf\xff\xff\xff\xff",
-        b"\x82\xa4type\xa4Load\xa7running\xdd\xff\xff\xff\xff",
+        b"\x82\xa4type\xa5Hello\xa7devices\xdd\xff\xff\xff\xff",
         b"\x81\xa4type\xa1\xff",
     ],
     ids=["deep lists", "deep maps", "deep type", "huge map", "huge list", "not UTF-8"],
@@ -209,15 +200,15 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
     with pytest.raises(WireError, match="Hello"):
         decode([encode(HELLO)], READS_TO_SERVER)
     with pytest.raises(WireError, match="Heartbeat"):
-        decode([encode(Heartbeat(newest_drafter=1))], READS_TO_TRAINER)
+        decode([encode(Heartbeat())], READS_TO_TRAINER)
 
 
 @pytest.mark.parametrize(
     ("message", "payloads"),
     [
-        (Heartbeat(newest_drafter=1), 1),
-        (DrafterChunk(digest=bytes(32), index=0), 0),
-        (DrafterChunk(digest=bytes(32), index=0), 2),
+        (Heartbeat(), 1),
+        (Chunk(digest=bytes(32), index=0), 0),
+        (Chunk(digest=bytes(32), index=0), 2),
     ],
 )
 def test_raw_bytes_where_they_belong_only(message: Message, payloads: int) -> None:
@@ -254,7 +245,7 @@ def test_credit_is_bounded(start: int, stop: int) -> None:
 )
 def test_an_update_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
     body = {
-        "type": "DrafterUpdate",
+        "type": "Offer",
         "version": 1,
         "trained_on": 0,
         "model": {"architecture": "a", "hidden_size": 1, "vocab_size": 1},

@@ -13,11 +13,10 @@ from tlt_server.wire.messages import (
     READS_TO_TRAINER,
     ChunksWanted,
     FeatureBatch,
-    Load,
     decode,
     short,
 )
-from tlt_server.wire.trainer import MESSAGES_AT_ONCE
+from tlt_server.wire.trainer import HELLOS_A_SECOND
 
 
 @given(st.randoms(use_true_random=False))
@@ -59,14 +58,14 @@ def test_a_flood_of_messages_is_cut_short(new_trainer: NewTrainer, opened: Open,
     server = opened(trainer.link.address, READS_TO_SERVER, HELLO.server)
     say(server, HELLO)
     step_until(lambda: trainer.heard, trainer)
-    for _ in range(2 * MESSAGES_AT_ONCE):
-        say(server, Load(running=1, waiting=1))
+    for _ in range(2 * HELLOS_A_SECOND):
+        say(server, HELLO)
         trainer.step()
     step_for(0.2, trainer)
-    assert len(trainer.said(Load)) == MESSAGES_AT_ONCE - 1
+    assert len(trainer.said()) == HELLOS_A_SECOND
     hands.now += 1
     said = len(trainer.heard)
-    say(server, Load(running=2, waiting=1))
+    say(server, HELLO)
     step_until(lambda: len(trainer.heard) > said, trainer)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tlt_client import DrafterUpdate
 
 from tests.wire.ends import (
     MODEL,
@@ -19,15 +20,14 @@ from tests.wire.ends import (
     step_until,
 )
 from tlt_server.wire.messages import (
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
-    DrafterRefused,
     Heartbeat,
     Hello,
     encode,
 )
-from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW, DrafterReady, TrainerLink
-from tlt_server.wire.update import Outgoing
+from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW
+from tlt_server.wire.trainer import Outgoing
 
 
 @pytest.fixture
@@ -46,9 +46,14 @@ def wanted(script: Script, server: Server) -> ChunksWanted:
     return asked[0]
 
 
+def refusals(script: Script) -> list[str]:
+    """What the server's last hellos say against drafters."""
+    return [hello.reason.partition(": ")[2] for hello in script.take(Hello)]
+
+
 def send(script: Script, update: Outgoing, *indices: int) -> None:
     for index in indices:
-        script.say(DrafterChunk(digest=update.digest, index=index), update.chunk(index))
+        script.say(Chunk(digest=update.digest, index=index), update.chunks[index])
 
 
 def serve(script: Script, server: Server, update: Outgoing, first: ChunksWanted | None = None) -> None:
@@ -59,7 +64,7 @@ def serve(script: Script, server: Server, update: Outgoing, first: ChunksWanted 
         step_for(0.004, script, server)
         for ask in script.take(ChunksWanted):
             send(script, update, *range(ask.start, ask.stop))
-    assert holds(server.said(DrafterReady)[-1].path, drafter(0))
+    assert holds(server.said(DrafterUpdate)[-1].path, drafter(0))
 
 
 def test_credit_is_half_a_window_at_a_time(script: Script, server: Server) -> None:
@@ -87,23 +92,23 @@ def test_a_damaged_chunk_is_told_and_asked_for_again(
     script.say((update := outgoing()).header)
     wanted(script, server)
     send(script, update, 0)
-    script.say(DrafterChunk(digest=update.digest, index=1), spoil(bytes(update.chunk(1))))
+    script.say(Chunk(digest=update.digest, index=1), spoil(bytes(update.chunks[1])))
     send(script, update, 2, 3)  # already under way
     ask = wanted(script, server)
     assert (ask.start, ask.stop) == (1, 1 + WINDOW)
     assert server.link.rejected.total() == 1
     serve(script, server, update, ask)
-    step_until(lambda: TrainerLink(connected=True, rejected=1) in server.heard, script, server)
+    assert server.is_connected
 
 
 def test_a_chunk_damaged_again_and_again_is_given_up(script: Script, server: Server) -> None:
     script.say((update := outgoing()).header)
     for _ in range(MAX_DAMAGED):
         wanted(script, server)
-        script.say(DrafterChunk(digest=update.digest, index=0), b"wrong")
-    step_until(lambda: script.take(DrafterRefused), script, server)
-    [refused] = server.said(DrafterRefused)
-    assert refused.reason == "chunk 0 of drafter 1 was damaged: its sha256 is wrong, 3 times"
+        script.say(Chunk(digest=update.digest, index=0), b"wrong")
+    refusal = "chunk 0 of drafter 1 was damaged: its sha256 is wrong, 3 times"
+    step_until(lambda: refusal in refusals(script), script, server)
+    assert server.refusals() == [refusal]
     assert server.files() == []
 
 
@@ -112,7 +117,7 @@ def test_damage_now_and_then_is_lived_with(script: Script, server: Server) -> No
     for index in range(WINDOW // 2):
         for _ in range(MAX_DAMAGED - 1):
             wanted(script, server)
-            script.say(DrafterChunk(digest=update.digest, index=index), b"wrong")
+            script.say(Chunk(digest=update.digest, index=index), b"wrong")
         send(script, update, index)
     serve(script, server, update, wanted(script, server))
     assert server.link.rejected.total() == WINDOW // 2 * (MAX_DAMAGED - 1)
@@ -150,7 +155,7 @@ def test_a_silent_trainer_is_not_asked_again_and_again(script: Script, server: S
         hands.now += ASK_AGAIN
         step_for(0.004, script, server)
     assert len(script.take(ChunksWanted)) < SILENCE / ASK_AGAIN
-    script.say(Heartbeat(newest_drafter=1))
+    script.say(Heartbeat())
     assert wanted(script, server) == first
     serve(script, server, update, first)
 
@@ -185,9 +190,7 @@ def test_an_older_offer_in_mid_transfer_is_refused(script: Script, server: Serve
     script.say((update := outgoing(version=8)).header)
     first = wanted(script, server)
     script.say(outgoing(5, version=7).header)
-    refused: list[DrafterRefused] = []
-    step_until(lambda: refused.extend(script.take(DrafterRefused)) or refused, script, server)
-    assert refused == [DrafterRefused(version=7, reason="version 7 is older than 8, which is arriving")]
+    step_until(lambda: "version 7 is older than 8, which is arriving" in refusals(script), script, server)
     serve(script, server, update, first)
 
 
@@ -201,9 +204,20 @@ def test_the_same_version_with_other_contents_replaces_one_under_way(script: Scr
 
 def test_a_drafter_for_another_model_is_refused(script: Script, server: Server) -> None:
     script.say(msgspec.structs.replace(outgoing().header, model=msgspec.structs.replace(MODEL, hidden_size=128)))
-    step_until(lambda: server.said(DrafterRefused), script, server)
-    assert "hidden size 128" in server.said(DrafterRefused)[0].reason
+    step_until(server.refusals, script, server)
+    assert "hidden size 128" in server.refusals()[0]
     assert server.files() == []
+
+
+def test_an_offer_that_was_refused_is_passed_over_when_it_is_repeated(script: Script, server: Server) -> None:
+    offer = msgspec.structs.replace(outgoing().header, model=msgspec.structs.replace(MODEL, hidden_size=128))
+    script.say(offer)
+    refused: list[Hello] = []
+    step_until(lambda: refused.extend(script.take(Hello)) or refused, script, server)
+    assert [(hello.offer, hello.settled_drafter) for hello in refused] == [(offer.digest, 1)]
+    script.say(offer)
+    step_for(0.05, script, server)
+    assert not script.take(Hello)
 
 
 def test_one_that_does_not_fit_is_refused_before_it_is_fetched(script: Script, server: Server) -> None:
@@ -213,8 +227,8 @@ def test_one_that_does_not_fit_is_refused_before_it_is_fetched(script: Script, s
             outgoing().header, size=chunks * (4 << 20), chunk_bytes=4 << 20, digests=bytes(32 * chunks)
         )
     )
-    step_until(lambda: server.said(DrafterRefused), script, server)
-    assert "are missing: make room" in server.said(DrafterRefused)[0].reason
+    step_until(server.refusals, script, server)
+    assert "are missing: make room" in server.refusals()[0]
     assert not script.take(ChunksWanted)
     assert server.files() == []
     script.say((update := outgoing(version=2)).header)
@@ -224,8 +238,8 @@ def test_one_that_does_not_fit_is_refused_before_it_is_fetched(script: Script, s
 def test_a_folder_that_cannot_be_written_is_refused_and_mended(script: Script, server: Server) -> None:
     server.folder.rmdir()
     script.say(outgoing().header)
-    step_until(lambda: server.said(DrafterRefused), script, server)
-    assert "No such file or directory" in server.said(DrafterRefused)[0].reason
+    step_until(server.refusals, script, server)
+    assert "No such file or directory" in server.refusals()[0]
     server.folder.mkdir()
     script.say((update := outgoing(version=2)).header)
     serve(script, server, update, wanted(script, server))
@@ -237,8 +251,8 @@ def test_one_larger_than_the_server_takes_is_refused_before_it_is_fetched(
     server = new_server(script, most=20_000)
     step_until(lambda: script.take(Hello), script, server)
     script.say(outgoing(chunks=40).header)
-    step_until(lambda: server.said(DrafterRefused), script, server)
-    assert "of this server's drafter 20000 at most" in server.said(DrafterRefused)[0].reason
+    step_until(server.refusals, script, server)
+    assert "of this server's drafter 20000 at most" in server.refusals()[0]
     assert not script.take(ChunksWanted)
     script.say((update := outgoing(version=2)).header)
     serve(script, server, update, wanted(script, server))

@@ -1,7 +1,9 @@
 """Links: who may connect, what is dropped, and that nothing a peer sends does harm."""
 
+import asyncio
 import logging
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +17,8 @@ from tlt_server.wire.messages import (
     MAX_CHUNK_BYTES,
     READS_TO_SERVER,
     READS_TO_TRAINER,
-    DrafterChunk,
+    Chunk,
     Heartbeat,
-    Load,
     Message,
     Rejected,
     decode,
@@ -42,11 +43,28 @@ def both(request: pytest.FixtureRequest, opened: Open) -> Iterator[tuple[Link, L
 def test_there_and_back(both: tuple[Link, Link, bytes]) -> None:
     trainer, server, peer = both
     assert peer.startswith(b"host:1/")
-    assert trainer.send(DrafterChunk(digest=bytes(32), index=3), memoryview(b"raw" * 100_000), to=peer)
+    assert trainer.send(Chunk(digest=bytes(32), index=3), memoryview(b"raw" * 100_000), to=peer)
     arrived = heard(server)
     assert arrived is not None
-    assert arrived[:2] == (TRAINER, DrafterChunk(digest=bytes(32), index=3))
+    assert arrived[:2] == (TRAINER, Chunk(digest=bytes(32), index=3))
     assert bytes(arrived[2]) == b"raw" * 100_000
+
+
+def test_an_event_loop_waits_for_what_arrives(both: tuple[Link, Link, bytes]) -> None:
+    trainer, server, peer = both
+
+    async def waits() -> float:
+        began = time.monotonic()
+        await server.arrival(0.1)
+        quiet = time.monotonic() - began
+        assert trainer.send(Heartbeat(), to=peer)
+        await server.arrival(10)
+        return quiet
+
+    began = time.monotonic()
+    assert asyncio.run(waits()) >= 0.09
+    assert time.monotonic() - began < 5
+    assert server.receive() == (TRAINER, Heartbeat(), b"")
 
 
 # -- what cannot be read --------------------------------------------------------------------------------------------
@@ -69,7 +87,7 @@ def test_what_cannot_be_read_is_counted_logged_once_and_told(
     sent = [
         [b""],
         [b"\x07abcdefg"],
-        [encode(Heartbeat(newest_drafter=1))],
+        [encode(Heartbeat())],
         [encode(HELLO)[:-1]],
         [encode(HELLO), b"more"],
     ]
@@ -119,7 +137,7 @@ def test_two_versions_do_not_reject_in_circles(both: tuple[Link, Link, bytes], m
 anything = st.lists(st.binary(max_size=60), min_size=1, max_size=4)
 mutated = st.builds(
     lambda message, cut, end: [encode(message)[:cut] + end],
-    st.sampled_from([HELLO, Heartbeat(newest_drafter=3), Load(running=1, waiting=2)]),
+    st.sampled_from([HELLO, Heartbeat()]),
     st.integers(0, 60),
     st.binary(max_size=5),
 )
@@ -140,7 +158,7 @@ def test_fuzzed_sockets_live_on(binds: bool) -> None:
         else:
             raw.connect(link.address)
             to = []
-        last: Message = HELLO if binds else Heartbeat(newest_drafter=77)
+        last: Message = HELLO if binds else Heartbeat()
 
         @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
         @given(st.lists(anything | mutated, min_size=1, max_size=5))
@@ -180,7 +198,7 @@ def test_a_giant_frame_costs_its_sender_the_connection(opened: Open, raw: Any) -
 
 def test_sending_to_nobody_says_so(opened: Open) -> None:
     trainer = opened(ANY_PORT, READS_TO_TRAINER)
-    assert not trainer.send(Heartbeat(newest_drafter=1), to=b"nobody")
+    assert not trainer.send(Heartbeat(), to=b"nobody")
     server = opened("tcp://127.0.0.1:1", READS_TO_SERVER, "host")
     assert not server.send(HELLO)
 
@@ -193,5 +211,5 @@ def test_a_peer_that_does_not_read_is_held_little_for(opened: Open, raw: Any) ->
     raw.send(encode(HELLO))
     assert heard(trainer) is not None
     chunk = bytes(MAX_CHUNK_BYTES)
-    sent = sum(trainer.send(DrafterChunk(digest=bytes(32), index=i), chunk, to=b"slow") for i in range(100))
+    sent = sum(trainer.send(Chunk(digest=bytes(32), index=i), chunk, to=b"slow") for i in range(100))
     assert HIGH_WATER_MARK <= sent < 2 * HIGH_WATER_MARK  # the mark, and what the kernel took

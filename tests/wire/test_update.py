@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.wire.ends import CHUNK, drafter, holds, outgoing
 from tlt_server.errors import WireError
-from tlt_server.wire.update import Incoming
+from tlt_server.wire.server import Incoming
 
 
 @settings(deadline=None)
@@ -20,11 +20,10 @@ def test_chunks_join_to_the_file(tmp_path_factory: pytest.TempPathFactory, chunk
     incoming.resume()
     for index in range(update.header.chunks):
         assert incoming.missing
-        assert incoming.add(index, update.chunk(index))
+        incoming.add(update.chunks[index])
     assert not incoming.missing
-    incoming.finish(path := incoming.path.with_name("x.safetensors"))
-    assert holds(path, drafter(0, chunks))
-    assert [each.name for each in path.parent.iterdir()] == ["x.safetensors"]
+    assert holds(incoming.path, drafter(0, chunks))
+    assert list(incoming.path.parent.iterdir()) == [incoming.path]
 
 
 @settings(deadline=None)
@@ -36,10 +35,9 @@ def test_what_is_left_of_an_earlier_life_is_kept_up_to_the_first_damage(
     first = Incoming(update.header, tmp_path_factory.mktemp("resume"))
     first.resume()
     for index in range(arrived):
-        first.add(index, update.chunk(index))
-    first.finish(end := first.path.with_name("end"))
+        first.add(update.chunks[index])
     tail = data.draw(st.binary(max_size=20))  # of a write that was cut off, say
-    left = bytearray(end.read_bytes()) + tail
+    left = bytearray(first.path.read_bytes()) + tail
     good = arrived - bool(tail and arrived == update.header.chunks)  # the last chunk then seems longer than it is
     if arrived and data.draw(st.booleans()):
         left[(damage := data.draw(st.integers(0, min(arrived * CHUNK, update.header.size) - 1)))] ^= 1
@@ -50,20 +48,8 @@ def test_what_is_left_of_an_earlier_life_is_kept_up_to_the_first_damage(
     second.resume()
     assert second.next == good
     for index in range(good, update.header.chunks):
-        assert second.add(index, update.chunk(index))
-    second.finish(path := second.path.with_name("x.safetensors"))
-    assert holds(path, drafter(0))
-
-
-def test_a_chunk_out_of_turn_changes_nothing(tmp_path: Path) -> None:
-    update = outgoing()
-    incoming = Incoming(update.header, tmp_path)
-    incoming.resume()
-    assert not incoming.add(1, update.chunk(1))
-    assert incoming.add(0, update.chunk(0))
-    assert not incoming.add(0, update.chunk(0))
-    assert incoming.path.read_bytes() == update.chunk(0)
-    incoming.drop()
+        second.add(update.chunks[index])
+    assert holds(second.path, drafter(0))
 
 
 @pytest.mark.parametrize(
@@ -74,12 +60,22 @@ def test_a_damaged_chunk_is_not_written(tmp_path: Path, spoil: Any) -> None:
     incoming = Incoming(update.header, tmp_path)
     incoming.resume()
     with pytest.raises(WireError, match="chunk 0 of drafter 1"):
-        incoming.add(0, spoil(bytes(update.chunk(0))))
+        incoming.add(spoil(bytes(update.chunks[0])))
     assert incoming.path.read_bytes() == b""
-    incoming.drop()
+
+
+def test_a_file_that_is_gone_is_not_gone_on_with(tmp_path: Path) -> None:
+    update = outgoing()
+    incoming = Incoming(update.header, tmp_path)
+    incoming.resume()
+    incoming.add(update.chunks[0])
+    incoming.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        incoming.add(update.chunks[1])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_update_is_named_by_its_contents() -> None:
+def test_an_update_is_named_by_its_version_and_contents() -> None:
     assert outgoing(1).digest == outgoing(1).digest != outgoing(2).digest
+    assert outgoing(1).digest != outgoing(1, version=2).digest
     assert outgoing(1).digest != outgoing(1, chunk_bytes=2 * CHUNK).digest

@@ -4,27 +4,15 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, RequestUnserved, TltClientError
 
-from tlt_server.wire.messages import (
-    MAX_DEVICES,
-    DrafterRefused,
-    DrafterSwapped,
-    Hello,
-    Load,
-    ModelIdentity,
-    Notice,
-    TargetPublished,
-    TargetShared,
-    short,
-)
-from tlt_server.wire.server import DrafterReady, Told, TrainerLink
+from tlt_server.wire.messages import MAX_DEVICES, Hello, ModelIdentity, short
+from tlt_server.wire.server import Receiver
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +27,9 @@ REST = 4.0
 trainer would wait for it longer. What was published meanwhile is skipped, but for the last."""
 
 
-class Greeting(NamedTuple):
-    """A server's state. seen: number of its last event, later ones being on top. lent: tags of released memory."""
-
-    hello: Hello
-    seen: int = 0
-    lent: frozenset[str] = frozenset()
-
-
-async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> Greeting:
-    """As the server's routes tell it."""
-    events = [event for event in await client.events() if event.replica == 0]
-    lent: frozenset[str] = frozenset()
-    for event in events:
-        lent = _lent_after(event, lent)
+async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tuple[Hello, list[Event]]:
+    """The server's state as its routes tell it, and its events until then; later ones are on top."""
+    events = await client.events()
     status = await client.status()
     versions = status.versions
     assert versions is not None
@@ -66,29 +43,26 @@ async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> Gree
         newest_drafter=versions.drafter.newest,
         devices=tuple(status.devices)[:MAX_DEVICES],
     )
-    return Greeting(hello, max((event.number for event in events), default=0), lent)
+    return hello, events
 
 
 class Bridge:
     """Under data parallelism it follows the first replica.
 
     Args:
-        tell: the trainer.
-        address: of the trainer, for people.
+        past: events that the receiver's hello tells of already.
         folder: where the server may write for the trainer.
     """
 
-    def __init__(
-        self, client: AsyncClient, tell: Callable[[Notice], None], greeting: Greeting, address: str, folder: Path
-    ) -> None:
-        self._client, self._tell, self._folder = client, tell, folder
-        self._seen, self._lent = greeting.seen, greeting.lent
-        self._weight_version = greeting.hello.weight_version
-        self._active = greeting.hello.drafter_version
-        self._trainer = DrafterTrainer(address=address, connected=False)
-        self._arrived: asyncio.Queue[DrafterReady] = asyncio.Queue()
-        self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue()
-        self._is_shared, self._may_share = False, asyncio.Event()
+    def __init__(self, client: AsyncClient, receiver: Receiver, folder: Path, past: Sequence[Event] = ()) -> None:
+        self._client, self._receiver, self._folder = client, receiver, folder
+        self._seen, self._lent = 0, frozenset[str]()
+        for event in past:
+            self._note(event, is_past=True)
+        receiver.told = self.hear
+        self._drafters: asyncio.Queue[DrafterUpdate] = asyncio.Queue()
+        self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue(KEPT)
+        self._is_connected = False
 
     async def run(self) -> None:
         """Until it is cancelled, or the server refuses what it may not refuse."""
@@ -98,35 +72,26 @@ class Bridge:
 
     # -- from the receiver to the server --
 
-    def hear(self, told: Told) -> None:
-        match told:
-            case DrafterReady(version=version):
-                _put(self._arrived, told)
-                changes: dict[str, Any] = {"received": version}
-            case DrafterRefused(version=version, reason=reason):
-                changes = {"refused": version, "reason": reason}
-            case TrainerLink(connected=connected):
-                changes = {"connected": connected}
-                self._may_share.set()
-        before, self._trainer = self._trainer, msgspec.structs.replace(self._trainer, **changes)
-        if self._trainer != before:
-            _put(self._reports, self._trainer)
+    def hear(self, told: DrafterUpdate | DrafterTrainer) -> None:
+        """What the receiver tells."""
+        if isinstance(told, DrafterUpdate):
+            self._drafters.put_nowait(told)
+        else:
+            self._is_connected = told.connected
+            if self._reports.full():
+                self._reports.get_nowait()
+            self._reports.put_nowait(told)
 
     async def _offer(self) -> None:
         while True:
-            drafter = await self._arrived.get()
-            while not self._arrived.empty():  # then this one's file is gone
-                newer = self._arrived.get_nowait()
-                self._refuse(drafter.version, f"version {newer.version} arrived before this one could be staged")
-                drafter = newer
+            drafter = await self._drafters.get()
+            while not self._drafters.empty():  # then this one's file is gone
+                drafter = self._drafters.get_nowait()
             try:
-                await self._client.update_drafter(DrafterUpdate(drafter.path, drafter.version, drafter.trained_on))
+                await self._client.update_drafter(drafter)
             except TltClientError as error:
-                log.warning("drafter %d is not active: %s", drafter.version, error)
-                self._refuse(drafter.version, str(error))
-
-    def _refuse(self, version: int, reason: str) -> None:
-        self._tell(DrafterSwapped(version=version, outcome="refused", drafter_version=self._active, reason=reason))
+                log.warning("drafter %s is not active: %s", drafter.version, error)
+                self._receiver.settle(drafter.version or 0, str(error))
 
     async def _report(self) -> None:
         while True:
@@ -139,76 +104,66 @@ class Bridge:
     async def _follow(self) -> None:
         while True:
             for event in await _served(self._client.events(self._seen), or_else=[]):
-                if event.replica == 0 and event.number > self._seen:
-                    self._seen = event.number
-                    self._pass_on(event, event.detail)
+                self._note(event)
             await asyncio.sleep(EVENTS_EVERY)
 
-    def _pass_on(self, event: Event, detail: Any) -> None:
-        self._lent = _lent_after(event, self._lent)
-        match event.kind:
+    def _note(self, event: Event, *, is_past: bool = False) -> None:
+        if event.replica != 0 or event.number <= self._seen:
+            return
+        self._seen = event.number
+        if event.kind in {"memory_released", "memory_resumed"}:
+            tags = frozenset(str(event.detail.get("tags", "")).split())
+            self._lent = self._lent | tags if event.kind == "memory_released" else self._lent - tags
+            self._receiver.change(lent=bool(self._lent))
+        elif not is_past:
+            self._pass_on(event.kind, event.detail)
+
+    def _pass_on(self, kind: str, detail: Any) -> None:
+        receiver = self._receiver
+        match kind:
             case "target_published":
-                self._weight_version = short(str(detail["weight_version"] or self._weight_version))
-                self._tell(TargetPublished(target_version=detail["version"], weight_version=self._weight_version))
-                self._is_shared = False
-                self._may_share.set()
+                name = short(str(detail["weight_version"] or receiver.hello.weight_version))
+                receiver.change(target_version=detail["version"], weight_version=name, shared="")
             case "drafter_swapped":
-                self._active = detail["version"]
-                self._tell(DrafterSwapped(version=self._active, outcome="live", drafter_version=self._active))
+                version = detail["version"]
+                newest = max(version, receiver.hello.newest_drafter)
+                receiver.settle(version, drafter_version=version, newest_drafter=newest)
             case "drafter_rolled_back":
-                gone, self._active, why = detail["from_version"], detail["version"], str(detail["why"])
-                self._tell(
-                    DrafterSwapped(version=gone, outcome="rolled_back", drafter_version=self._active, reason=why)
-                )
+                gone, why = detail["from_version"], str(detail["why"])
+                receiver.settle(gone, f"rolled back: {why}", drafter_version=detail["version"])
 
     async def _weigh(self) -> None:
         while True:
             if load := await _served(self._client.load(), or_else=None):
-                self._tell(Load(running=load.running, waiting=load.waiting, lent=bool(self._lent)))
+                self._receiver.change(load=load.running + load.waiting)
             await asyncio.sleep(LOAD_EVERY)
 
     async def _share(self) -> None:
         """Has the server write what drafters share with each target, while there is a trainer to read it."""
         self._clear()  # an earlier life's
-        numbers = count(1)
+        done, numbers = -1, count(1)
         try:
             while True:
-                await self._may_share.wait()
-                self._may_share.clear()
-                if not self._trainer.connected or self._is_shared:
-                    continue
-                self._is_shared, began = True, time.monotonic()
-                try:
-                    shared = await self._client.share_target(str(self._folder / f"target-{next(numbers)}"))
-                    self._tell(TargetShared(target_version=shared.target_version, path=shared.path))
-                except TltClientError as error:
-                    self._clear()
-                    log.warning("the trainer gets no embedding and head of this target: %s", error)
-                await asyncio.sleep(REST * (time.monotonic() - began))
+                target, began = self._receiver.hello.target_version, time.monotonic()
+                if self._is_connected and target > done:
+                    await self._share_one(str(self._folder / f"target-{next(numbers)}"))
+                    done = target
+                await asyncio.sleep(max(EVENTS_EVERY, REST * (time.monotonic() - began)))
         finally:
             self._clear()
+
+    async def _share_one(self, path: str) -> None:
+        try:
+            shared = await self._client.share_target(path)
+            if shared.target_version == self._receiver.hello.target_version:
+                self._receiver.change(shared=shared.path)
+        except TltClientError as error:
+            self._clear()
+            log.warning("the trainer gets no embedding and head of this target: %s", error)
 
     def _clear(self) -> None:
         for path in self._folder.glob("target-*"):
             shutil.rmtree(path)
-
-
-def _lent_after(event: Event, lent: frozenset[str]) -> frozenset[str]:
-    """Tags of the memory that is released after an event."""
-    tags = frozenset(str(event.detail.get("tags", "")).split())
-    match event.kind:
-        case "memory_released":
-            return lent | tags
-        case "memory_resumed":
-            return lent - tags
-    return lent
-
-
-def _put(queue: asyncio.Queue[T], item: T) -> None:
-    """At the end; the first ones go where there are too many."""
-    while queue.qsize() >= KEPT:
-        queue.get_nowait()
-    queue.put_nowait(item)
 
 
 async def _served(asking: Awaitable[T], or_else: T) -> T:

@@ -1,4 +1,4 @@
-"""The link's process: a receiver in a thread, a bridge in an event loop; and its keeper in the server's process."""
+"""The link's process, a receiver and a bridge in one event loop; and its keeper in the server's process."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tlt_server.config import Trainer
 from tlt_server.errors import ConfigError, TltError
 from tlt_server.link.bridge import Bridge, greeting
 from tlt_server.wire.messages import READS_TO_SERVER, ModelIdentity
-from tlt_server.wire.server import Receiver, Told, lock_folder
+from tlt_server.wire.server import Receiver, lock_folder
 from tlt_server.wire.sockets import CurveKeys, Link, Outlet
 
 log = logging.getLogger(__name__)
@@ -193,17 +193,14 @@ async def follow(settings: LinkSettings) -> None:
     async with AsyncClient(url, api_key=api_key, admin_key=admin_key, transport=transport) as client:
         while not await client.health():
             await asyncio.sleep(HEALTH_EVERY)
-        greeted, loop = await greeting(client, name, model), asyncio.get_running_loop()
+        hello, past = await greeting(client, name, model)
         log.info("%s follows the trainer at %s; drafters arrive in %s", name, address, folder)
-
-        def told(what: Told) -> None:
-            loop.call_soon_threadsafe(bridge.hear, what)
-
-        receiver = Receiver(Link(address, READS_TO_SERVER, name, curve), greeted.hello, folder, told, most=most)
-        bridge = Bridge(client, receiver.tell, greeted, address, folder)
+        link = Link(address, READS_TO_SERVER, name, curve)
+        receiver = Receiver(link, hello, folder, most=most)
+        bridge = Bridge(client, receiver, folder, past)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(asyncio.to_thread(receiver.run))
+                tasks.create_task(receiver.run())
                 tasks.create_task(bridge.run())
         finally:
-            receiver.stop()
+            receiver.close()

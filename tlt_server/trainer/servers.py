@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tlt_server.trainer.data.targets import Targets
-from tlt_server.wire.messages import DrafterRefused, DrafterSwapped, Hello, Message, TargetPublished, TargetShared
+from tlt_server.wire.messages import Hello
 from tlt_server.wire.trainer import SILENCE
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ UNUSABLE_KEPT = 64
 
 @dataclass
 class _Server:
-    """peer: its name in this life. count: of its target. drafter: the active version. settled: the newest drafter of
-    which it has said what became. given, given_at: the newest that it has, and since when."""
+    """peer: its name in this life. drafter: the active version; reason: why the last one that is not is not. settled:
+    the newest drafter of which it has said what became. given, given_at: the newest that it has, and since when."""
 
     peer: str
     heard: float = 0.0
-    count: int = 0
     drafter: int = 0
+    reason: str = ""
     settled: int = 0
     given: int = 0
     given_at: float = 0.0
@@ -79,36 +79,33 @@ class Servers:
         if (path := self._shared.pop(target, None)) is not None:
             self._unusable.append(path)
 
-    def hear(self, peer: str, message: Message) -> None:
+    def hear(self, peer: str, hello: Hello) -> None:
         """peer: `NAME/TOKEN`, as `Sender` names it."""
         name = peer.rpartition("/")[0]
-        if isinstance(message, Hello):
-            self._greet(name, peer, message)
-        elif (server := self._servers.get(name)) is not None:
-            self._note(name, server, message)
-
-    def _present(self) -> dict[str, _Server]:
-        now = self._clock()
-        return {name: server for name, server in self._servers.items() if now - server.heard < SILENCE}
-
-    def _greet(self, name: str, peer: str, hello: Hello) -> None:
-        server = self._servers.get(name)
+        server = self._servers.pop(name, None)
         if server is None:
             log.info("%s serves target %d with drafter %d", name, hello.target_version, hello.drafter_version)
         if server is None or server.peer != peer:
-            server = _Server(peer)
-        self._servers.pop(name, None)
+            server = _Server(peer, drafter=hello.drafter_version, reason=hello.reason)
         self._servers[name] = server  # the last one heard is the last one here
         if len(self._servers) > SERVERS_KEPT:
             del self._servers[next(iter(self._servers))]
-        server.heard, server.count, server.drafter = self._clock(), hello.target_version, hello.drafter_version
-        server.settled = max(server.settled, hello.drafter_version)
+        if hello.drafter_version != server.drafter:
+            log.info("%s: drafter %d is in force", name, hello.drafter_version)
+        if hello.reason not in {"", server.reason}:
+            log.warning("%s: %s", name, hello.reason)
+        server.heard, server.drafter, server.reason = self._clock(), hello.drafter_version, hello.reason
+        server.settled = max(server.settled, hello.drafter_version, hello.settled_drafter)
         if hello.newest_drafter > server.given:
             server.given, server.given_at = hello.newest_drafter, server.heard
         self._note_given(name, hello.newest_drafter)
         target = self.targets.hear(name, hello.target_version, hello.weight_version)
-        if hello.shared:
-            self._share(target, hello.shared)
+        if hello.shared and target == self.targets.newest and Path(hello.shared) not in self._unusable:
+            self._shared = {target: Path(hello.shared)}
+
+    def _present(self) -> dict[str, _Server]:
+        now = self._clock()
+        return {name: server for name, server in self._servers.items() if now - server.heard < SILENCE}
 
     def _note_given(self, name: str, version: int) -> None:
         if version <= max(HIGHEST_GIVEN, self.newest_drafter):
@@ -117,23 +114,3 @@ class Servers:
             self._has_warned = True
             said = "%s says that it was given drafter %d, which ours cannot go beyond: it gets none. Restart it"
             log.warning(said, name, version)
-
-    def _note(self, name: str, server: _Server, message: Message) -> None:
-        match message:
-            case TargetPublished(target_version=count, weight_version=weight_version):
-                if count > server.count:  # else it waited, and the hello before it has said so
-                    server.count = count
-                    self.targets.hear(name, count, weight_version)
-            case TargetShared(target_version=count, path=path):
-                if (target := self.targets.of(name, count)) is not None:
-                    self._share(target, path)
-            case DrafterSwapped(version=version, outcome=outcome, drafter_version=active, reason=reason):
-                server.drafter, server.settled = active, max(server.settled, version)
-                log.info("%s: drafter %d is %s; %d is active. %s", name, version, outcome, active, reason)
-            case DrafterRefused(version=version, reason=reason):
-                server.settled = max(server.settled, version)
-                log.warning("%s refuses drafter %d: %s", name, version, reason)
-
-    def _share(self, target: int, path: str) -> None:
-        if target == self.targets.newest and Path(path) not in self._unusable:
-            self._shared = {target: Path(path)}

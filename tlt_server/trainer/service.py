@@ -30,7 +30,7 @@ from tlt_server.trainer.publish.published import Edition, Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers
-from tlt_server.wire.messages import Message
+from tlt_server.wire.messages import Hello
 from tlt_server.wire.sockets import Inlet
 from tlt_server.wire.trainer import Sender
 
@@ -45,7 +45,7 @@ RECENT = 0.1
 """Weight of the last step in what happened lately."""
 
 
-Heard: TypeAlias = deque[tuple[str, Message]]
+Heard: TypeAlias = deque[tuple[str, Hello]]
 
 MOST_HEARD = 16384
 """Messages that wait for the end of a step; beyond them the oldest go, and what matters of them is said again."""
@@ -261,7 +261,7 @@ class Service:
             live=verdict.live if verdict else None,
             control_dropped=parts.sender.dropped,
             feature_messages=parts.inlet.read,
-            connections_cut={"control": parts.sender.cut, "features": parts.inlet.cut},
+            connections_cut={"control": parts.sender.link.cut, "features": parts.inlet.cut},
             tokens_received=parts.inbox.received,
             tokens_dropped=dict(parts.inbox.dropped),
             parts_dropped=dict(parts.buffer.dropped),

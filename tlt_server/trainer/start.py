@@ -40,7 +40,7 @@ from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.service import MOST_HEARD, Heard, Parts, Service
 from tlt_server.trainer.status import shown
 from tlt_server.trainer.workers import Workers
-from tlt_server.wire.messages import READS_TO_TRAINER, Message, ModelIdentity
+from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
 from tlt_server.wire.sockets import Inlet, Link
 from tlt_server.wire.trainer import Sender
 
@@ -159,12 +159,12 @@ def _resume(trainer: Trainer, checkpoints: Checkpoints) -> None:
         log.info("training goes on from step %d", trainer.steps)
 
 
-def _both(first: Callable[[str, Message], None], then: Heard) -> Callable[[str, Message], None]:
+def _both(first: Callable[[str, Hello], None], then: Heard) -> Callable[[str, Hello], None]:
     """What is heard, at once to one and in its turn to the other."""
 
-    def hear(peer: str, message: Message) -> None:
-        first(peer, message)
-        then.append((peer, message))
+    def hear(peer: str, hello: Hello) -> None:
+        first(peer, hello)
+        then.append((peer, hello))
 
     return hear
 

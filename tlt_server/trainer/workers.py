@@ -10,7 +10,7 @@ from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import SpotSettings
 from tlt_server.trainer.servers import SERVERS_KEPT
 from tlt_server.trainer.spot import Action, Overdue, Spot, State, Yield
-from tlt_server.wire.messages import Hello, Load, Message
+from tlt_server.wire.messages import Hello
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -59,14 +59,13 @@ class Workers:
 
     # -- the control link's thread --
 
-    def hear(self, peer: str, message: Message) -> None:
+    def hear(self, peer: str, hello: Hello) -> None:
         """peer: `NAME/TOKEN`, as `Sender` names it."""
         name = peer.rpartition("/")[0]
         with self._lock:
-            if isinstance(message, Hello):
-                self._meet(name, message.devices)
-            elif isinstance(message, Load):
-                self._report(name, message.running + message.waiting + message.lent)
+            self._meet(name, hello.devices)
+            if hello.load is not None:
+                self._report(name, hello.load + hello.lent)
 
     def _meet(self, server: str, devices: tuple[str, ...]) -> None:
         """What was a rank's own until now, it may hold memory of."""

@@ -8,13 +8,12 @@ and cuts it where that is too much. One that was cut wrongly is back within a se
 import contextlib
 import ctypes
 import logging
-import math
 import os
 import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import zmq
@@ -26,8 +25,8 @@ LOOK_EVERY = 0.05
 """Seconds, in which a few dozen MiB may come on one machine."""
 FRAME_BYTES = 64
 """Of a frame beside its content, at most: its head and, encrypted, what CURVE adds."""
-LARGE, FREED_AFTER = 1 << 20, 1.0
-"""Bytes that waited of a connection that is gone, whose memory is worth giving back, so many seconds later."""
+FREED_AFTER = 1.0
+"""Seconds after a connection is gone, until what it took is given back to the system."""
 BYTES_RECEIVED = 128
 """Offset in Linux's `struct tcp_info` (include/uapi/linux/tcp.h)."""
 
@@ -47,7 +46,7 @@ class _Connection:
     """line: a descriptor of our own, for libzmq may close its own, whose number is another one's then."""
 
     line: socket.socket
-    since: float = field(default_factory=time.monotonic)
+    since: float
     taken: int = 0
     is_proved: bool = False
 
@@ -57,7 +56,7 @@ class _Connection:
         if self.line.family == socket.AF_UNIX:
             return 0
         info = self.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED + 8)
-        received: int = struct.unpack_from("Q", info, BYTES_RECEIVED)[0] if len(info) >= BYTES_RECEIVED + 8 else 0
+        received: int = struct.unpack_from("Q", info, BYTES_RECEIVED)[0]
         return max(received - self.taken, 0)
 
 
@@ -72,7 +71,7 @@ class Doorkeeper:
         self._bound, self._bounds, self._name = bound, bounds, name
         self._open: dict[int, _Connection] = {}
         self._lock = threading.Lock()
-        self._trim_at = math.inf
+        self._gone_at: float | None = None
         self.cut = 0
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
         self._events = bound.get_monitor_socket(events)
@@ -97,60 +96,49 @@ class Doorkeeper:
                 while self._events.poll(int(LOOK_EVERY * 1000)):
                     said = recv_monitor_message(self._events)
                     with self._lock:
+                        self._forget(said["value"])
                         if said["event"] == zmq.EVENT_MONITOR_STOPPED:
                             self._forget(*self._open)
                             return
-                        self._note(said["event"], said["value"])
+                        if said["event"] == zmq.EVENT_ACCEPTED:
+                            self._accept(said["value"])
                 with self._lock:
                     self._look(time.monotonic())
 
-    def _note(self, event: int, descriptor: int) -> None:
-        self._forget(descriptor)
-        if event == zmq.EVENT_ACCEPTED and (line := _own(descriptor)) is not None:
-            self._open[descriptor] = _Connection(line)
-            if len(self._open) > self._bounds.connections:
-                oldest = next(number for number, each in self._open.items() if not each.is_proved)  # this one is not
-                self._cut(oldest, f"more than {self._bounds.connections} connections")
+    def _accept(self, descriptor: int) -> None:
+        try:
+            line = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # it is gone already
+            return
+        self._open[descriptor] = _Connection(line, time.monotonic())
+        if len(self._open) > self._bounds.connections:
+            oldest = next(number for number, each in self._open.items() if not each.is_proved)  # this one is not
+            self._cut(oldest, f"more than {self._bounds.connections} connections")
 
     def _look(self, now: float) -> None:
-        if now > self._trim_at:
-            self._trim_at = math.inf
+        if self._gone_at is not None and now - self._gone_at > FREED_AFTER:
+            self._gone_at = None
             if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
                 trim(0)  # glibc keeps a peer's tens of MiB wherever a few bytes after them are in use
-        for descriptor, each in list(self._open.items()):
-            if not each.is_proved and now - each.since > self._bounds.prove_within:
-                self._cut(descriptor, f"no message that is one within {self._bounds.prove_within:g} s")
         waiting = {descriptor: each.waiting for descriptor, each in self._open.items()}
         total = sum(waiting.values())
         for descriptor, size in sorted(waiting.items(), key=lambda item: -item[1]):
+            each = self._open[descriptor]
             if size > self._bounds.waiting or total > self._bounds.in_all:
                 self._cut(descriptor, f"{size} bytes of it wait to be read, {total} in all")
                 total -= size
+            elif not each.is_proved and now - each.since > self._bounds.prove_within:
+                self._cut(descriptor, f"no message that is one within {self._bounds.prove_within:g} s")
 
     def _cut(self, descriptor: int, why: str) -> None:
-        with contextlib.suppress(OSError):  # the peer has
-            self._open[descriptor].line.shutdown(socket.SHUT_RDWR)
-        self._forget(descriptor)
         self.cut += 1
         if self.cut == 1:
             log.warning("a connection to %s is cut: %s; further ones are only counted", self._name, why)
+        with contextlib.suppress(OSError):  # the peer has
+            self._open[descriptor].line.shutdown(socket.SHUT_RDWR)
+        self._forget(descriptor)
 
     def _forget(self, *descriptors: int) -> None:
         for gone in [self._open.pop(each) for each in descriptors if each in self._open]:
-            if gone.waiting > LARGE:
-                self._trim_at = time.monotonic() + FREED_AFTER
             gone.line.close()
-
-
-def _own(descriptor: int) -> socket.socket | None:
-    """One's own of a connection; None where it is gone, and the number may be anything's."""
-    try:
-        line = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return None
-    try:
-        line.getpeername()
-    except OSError:
-        line.close()
-        return None
-    return line
+            self._gone_at = time.monotonic()

@@ -1,6 +1,6 @@
 """Every message between rollout servers and a drafter trainer. What the Structs allow is all that gets in; no pickle.
 
-The first frame: schema version (1 byte), CRC-32 of what follows (4 bytes, big-endian), msgpack. A `DrafterChunk` has a
+The first frame: schema version (1 byte), CRC-32 of what follows (4 bytes, big-endian), msgpack. A `Chunk` has a
 second frame, its bytes; a `FeatureHeader` has three more, see `FeatureBatch`. A `Rejected` begins with a zero and has
 one form for ever; such a frame is never answered, so that two releases cannot reject in circles.
 """
@@ -16,10 +16,11 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
-MAX_CHUNK_BYTES = MAX_DIGESTS = 4 << 20  # digests of 256 GiB in chunks of 2 MiB
+MAX_CHUNK_BYTES = 4 << 20
+"""Of a chunk, and of the digests of all: enough for 256 GiB in chunks of 2 MiB."""
 MAX_NAME, MAX_REASON, MAX_DEVICES = 256, 2000, 64
 MAX_TOKENS = 1 << 24
 """Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
@@ -57,7 +58,7 @@ class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Of the control link."""
+    """On the control link."""
 
 
 # -- server -> trainer ------------------------------------------------------------------------------------------------
@@ -66,8 +67,17 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
 class Hello(Message, frozen=True):
     """On connecting, on every change and every second: the server's whole state.
 
-    drafter_version: active; 0 is the one that the server was started with. newest_drafter: the highest version that it
-    was given; it takes only higher ones. shared: as in `TargetShared`, else empty. devices: `wire.devices.identity`.
+    weight_version: the RL trainer's own name for the target.
+    shared: a folder on the server's machine, of safetensors files with the target's embedding and, where there is one,
+        the head, under a checkpoint's names; empty: none yet. It lies there until the next one does.
+    drafter_version: active; 0 is the one that the server was started with.
+    newest_drafter: the highest version that it was given; it takes only higher ones.
+    settled_drafter: the highest of which it is known what became: active, refused, or rolled back.
+    reason: why the last one was refused or rolled back.
+    offer: digest of the last offer that it took up or refused. It need not be made again.
+    devices: `wire.devices.identity`.
+    load: requests running and waiting, counted just now; None: not counted.
+    lent: memory of its devices was released.
     """
 
     server: Name
@@ -77,38 +87,11 @@ class Hello(Message, frozen=True):
     drafter_version: Count
     newest_drafter: Count
     shared: FilePath = ""
-    devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_DEVICES)] = ()
-
-
-class TargetPublished(Message, frozen=True):
-    """weight_version: the RL trainer's own name for it."""
-
-    target_version: Count
-    weight_version: Name
-
-
-class TargetShared(Message, frozen=True):
-    """path: a folder on the server's machine, of safetensors files with the embedding and, where there is one, the
-    head, under a checkpoint's names. It lies there until the next one does."""
-
-    target_version: Count
-    path: FilePath
-
-
-class DrafterSwapped(Message, frozen=True):
-    """What became of drafter `version`. drafter_version: active from now on."""
-
-    version: Count
-    outcome: Literal["live", "refused", "rolled_back"]
-    drafter_version: Count
+    settled_drafter: Count = 0
     reason: Reason = ""
-
-
-class Load(Message, frozen=True):
-    """A few times a second; dropped where it cannot be sent at once. lent: memory of its devices was released."""
-
-    running: Count
-    waiting: Count
+    offer: Digest | None = None
+    devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_DEVICES)] = ()
+    load: Count | None = None
     lent: bool = False
 
 
@@ -124,30 +107,15 @@ class ChunksWanted(Message, frozen=True):
             raise ValueError(f"chunks [{self.start}, {self.stop}): ask for 1 to {MAX_CHUNKS_WANTED}")
 
 
-class DrafterReceived(Message, frozen=True):
-    """Whole and verified; not active yet."""
-
-    version: Count
-
-
-class DrafterRefused(Message, frozen=True):
-    """Not taken, and need not be offered again."""
-
-    version: Count
-    reason: Reason
-
-
 # -- trainer -> server ------------------------------------------------------------------------------------------------
 
 
 class Heartbeat(Message, frozen=True):
-    """In answer to each `Hello`. newest_drafter: published last; 0: none."""
-
-    newest_drafter: Count
+    """In answer to each `Hello`."""
 
 
-class DrafterUpdate(Message, frozen=True):
-    """A drafter to fetch, one safetensors file; said at its publication, and after each `Hello` until it is settled.
+class Offer(Message, frozen=True):
+    """A drafter to fetch, one safetensors file; offered at its publication, and to each `Hello` that knows another.
 
     trained_on: target version. size: bytes. digests: the sha256 of every chunk, end to end.
     """
@@ -157,7 +125,7 @@ class DrafterUpdate(Message, frozen=True):
     model: ModelIdentity
     size: Annotated[int, Meta(ge=1, lt=1 << 53)]
     chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
-    digests: Annotated[bytes, Meta(max_length=MAX_DIGESTS)]
+    digests: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
 
     def __post_init__(self) -> None:
         if len(self.digests) != 32 * self.chunks:
@@ -169,11 +137,11 @@ class DrafterUpdate(Message, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """Of the whole: the sha256 of the chunks' sha256s."""
-        return hashlib.sha256(self.digests).digest()
+        """Of the whole, its version and contents."""
+        return hashlib.sha256(self.version.to_bytes(8) + self.digests).digest()
 
 
-class DrafterChunk(Message, frozen=True):
+class Chunk(Message, frozen=True):
     """Followed by the chunk's bytes."""
 
     digest: Digest
@@ -186,9 +154,8 @@ class Rejected(Message, frozen=True):
     reason: Reason
 
 
-Notice: TypeAlias = TargetPublished | TargetShared | DrafterSwapped | Load
-READS_TO_TRAINER = Decoder(Hello | Notice | ChunksWanted | DrafterReceived | DrafterRefused)
-READS_TO_SERVER = Decoder(Heartbeat | DrafterUpdate | DrafterChunk)
+READS_TO_TRAINER = Decoder(Hello | ChunksWanted)
+READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk)
 
 # -- server -> trainer, on the features link --------------------------------------------------------------------------
 
@@ -264,11 +231,9 @@ def short(name: str) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """The first frame. A reason is cut to what the peer takes."""
+    """The first frame."""
     if isinstance(message, Rejected):
         return b"\0" + message.reason[:500].encode(errors="replace")
-    if len(getattr(message, "reason", "")) > MAX_REASON:
-        message = msgspec.structs.replace(message, reason=message.reason[:MAX_REASON])  # type: ignore[attr-defined]
     return sealed(msgspec.msgpack.encode(message))
 
 
@@ -277,11 +242,11 @@ def sealed(body: bytes) -> bytes:
 
 
 def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, Buffer]:
-    """The message, and its raw bytes (empty but for a `DrafterChunk`). Raises WireError: it is none for `reads`."""
+    """The message, and its raw bytes (empty but for a `Chunk`). Raises WireError: it is none for `reads`."""
     if frames and bytes(frames[0][:1]) == b"\0":
         return Rejected(reason=bytes(frames[0][1:501]).decode(errors="replace")), b""
     message = _opened(frames, reads)
-    if len(frames) != 1 + isinstance(message, DrafterChunk):
+    if len(frames) != 1 + isinstance(message, Chunk):
         raise WireError(f"{type(message).__name__} of {len(frames)} frames")
     return message, frames[1] if len(frames) > 1 else b""
 

@@ -1,41 +1,33 @@
 """A server's end of the control link: says what the server does, and fetches drafters into a folder."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
 import msgspec
+from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire.messages import (
     MAX_CHUNKS_WANTED,
+    MAX_REASON,
     Buffer,
+    Chunk,
     ChunksWanted,
-    DrafterChunk,
-    DrafterReceived,
-    DrafterRefused,
-    DrafterSwapped,
-    DrafterUpdate,
     Hello,
-    Load,
-    Message,
-    Notice,
-    TargetPublished,
-    TargetShared,
+    Offer,
 )
 from tlt_server.wire.sockets import TRAINER, Link
-from tlt_server.wire.update import Incoming
 
 HELLO_EVERY = ASK_AGAIN = 1.0
 SILENCE = 3.0
 """Seconds: between hellos; without a chunk, until it is asked for again; without a word, until the trainer is away."""
-NOTICE_WITHIN = 0.05
-"""Seconds until a notice of the server's is sent."""
+LOOK_EVERY = 0.05
+"""Seconds until what is due is done, while nothing arrives."""
 WINDOW = MAX_CHUNKS_WANTED
 """Chunks asked for ahead, half of them at a time: 8 MiB under way, however slow this side is."""
 MAX_DAMAGED = 3
@@ -43,22 +35,43 @@ MAX_DAMAGED = 3
 PARTIAL, WHOLE = "*.partial", "drafter-*.safetensors"
 
 
-class DrafterReady(NamedTuple):
-    """A drafter lies whole and verified at `path`, until a newer one does."""
+class Incoming:
+    """A drafter on its way: a file, named by its digest, that grows by one verified chunk after another; a later life
+    of the receiver goes on with it. Methods raise OSError where the disk does.
 
-    version: int
-    trained_on: int
-    path: str
+    Attributes:
+        next: the chunk that is due. asked: the first that was not asked for yet. damaged: chunks, one after another.
+    """
 
+    def __init__(self, header: Offer, folder: Path) -> None:
+        self.header, self.digest = header, header.digest
+        self.path = folder / f"{self.digest.hex()[:16]}.partial"
+        self.next = self.asked = self.damaged = 0
 
-class TrainerLink(NamedTuple):
-    """Whether a trainer answers; messages rejected since the start."""
+    @property
+    def missing(self) -> int:
+        """Bytes."""
+        return max(self.header.size - self.next * self.header.chunk_bytes, 0)
 
-    connected: bool
-    rejected: int
+    def resume(self) -> None:
+        """Makes the file, or keeps of it the chunks that are good."""
+        with self.path.open("a+b") as file:
+            file.seek(0)
+            while self.missing and self._is_next(file.read(self.header.chunk_bytes)):
+                self.next += 1
+            file.truncate(min(self.next * self.header.chunk_bytes, self.header.size))
 
+    def add(self, chunk: Buffer) -> None:
+        """Appends the chunk that is due. WireError: it is not what the sender said it would be."""
+        if not self._is_next(chunk):
+            raise WireError(f"chunk {self.next} of drafter {self.header.version} was damaged: its sha256 is wrong")
+        with self.path.open("r+b") as file:
+            file.seek(self.next * self.header.chunk_bytes)
+            file.write(chunk)
+        self.next += 1
 
-Told: TypeAlias = DrafterReady | DrafterRefused | TrainerLink
+    def _is_next(self, chunk: Buffer) -> bool:
+        return hashlib.sha256(chunk).digest() == self.header.digests[32 * self.next : 32 * (self.next + 1)]
 
 
 class Receiver:
@@ -66,11 +79,14 @@ class Receiver:
     the one before: an open file stays readable, and whoever is too late to open one has been told of a newer.
 
     Args:
-        link: to the trainer, reading `READS_TO_SERVER`; `run` closes it.
-        hello: the server's state now; from here on it follows from the notices.
+        link: to the trainer, reading `READS_TO_SERVER`; `close` closes it.
+        hello: the server's state now; `change` tells of another.
         folder: this receiver's alone, best in memory (/dev/shm); made if it is not there.
-        told: called in `run`'s thread.
         most: bytes that a drafter may have; None: as many as there is room for.
+
+    Attributes:
+        told: to be set; called with each drafter that lies whole and verified at its path, until a newer one does, and
+            with each change of how the link stands.
 
     Raises:
         ConfigError: the folder cannot be used, or another receiver uses it.
@@ -81,129 +97,103 @@ class Receiver:
         link: Link,
         hello: Hello,
         folder: Path,
-        told: Callable[[Told], None],
         clock: Callable[[], float] = time.monotonic,
         most: int | None = None,
     ) -> None:
-        self._link, self._hello, self._folder = link, hello, folder
-        self._told, self._clock, self._most = told, clock, most
+        self.hello = hello
+        self.told: Callable[[DrafterUpdate | DrafterTrainer], object] = lambda _: None
+        self._link, self._folder, self._clock, self._most = link, folder, clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
-        self._notices: deque[Notice] = deque()  # written by one thread, taken by another
-        self._unsent: deque[Message] = deque(maxlen=256)
         self._incoming: Incoming | None = None
         self._received: bytes | None = None
         self._hello_due = self._ask_due = 0.0
         self._heard = -SILENCE
-        self._state: TrainerLink | None = None
-        self._stopped = False
+        self._trainer = DrafterTrainer(address=link.address, connected=False)
 
-    def tell(self, notice: Notice) -> None:
-        """From any thread."""
-        self._notices.append(notice)
+    async def run(self) -> None:
+        """Until it is cancelled, or an exception."""
+        while True:
+            await self._link.arrival(LOOK_EVERY)
+            self.step()
 
-    def stop(self) -> None:
-        """From any thread."""
-        self._stopped = True
-
-    def run(self) -> None:
-        """Until `stop`, or an exception; leaves no file behind."""
-        try:
-            while not self._stopped:
-                self.step(NOTICE_WITHIN)
-        finally:
-            self.close()
-            self._link.close()
-
-    def step(self, seconds: float) -> None:
-        """Waits so long for a message, handles at most one, and does what is due."""
-        self._link.wait(seconds)
-        while self._notices:
-            self._note(self._notices.popleft())
+    def step(self) -> None:
+        """Handles a message that has arrived, if there is one, and does what is due."""
         if (arrived := self._link.receive()) is not None:
             self._heard = self._clock()
             self._hear(*arrived[1:])
-        self._do_what_is_due(self._clock())
+        now = self._clock()
+        if now >= self._hello_due:
+            self.change()
+        is_heard = now - self._heard < SILENCE
+        if self._incoming is not None and is_heard and now >= self._ask_due:
+            self._ask(self._incoming, self._incoming.next)
+        self._report(connected=is_heard)
+
+    def change(self, **state: object) -> None:
+        """Fields of the hello, which is sent at once, or as soon as there is a trainer."""
+        self.hello = msgspec.structs.replace(self.hello, **state)
+        if self._link.send(self.hello):
+            self._hello_due = self._clock() + HELLO_EVERY
+        else:
+            self._hello_due = 0.0
+        self.hello = msgspec.structs.replace(self.hello, load=None)
+
+    def settle(self, version: int, reason: str = "", **state: object) -> None:
+        """It is known what became of a drafter. reason: why it is not active."""
+        reason = f"drafter {version}: {reason}"[:MAX_REASON] if reason else ""
+        self.change(settled_drafter=max(version, self.hello.settled_drafter), reason=reason, **state)
 
     def close(self) -> None:
-        """Removes the files, and leaves the folder to others."""
-        if self._incoming is not None:
-            self._incoming.drop()
+        """Removes the files, leaves the folder to others, and closes the link."""
         self._remove(PARTIAL)
         self._remove(WHOLE)
         os.close(self._lock)
+        self._link.close()
 
-    # -- what the server says -----------------------------------------------------------------------------------------
-
-    def _note(self, notice: Notice) -> None:
-        match notice:
-            case Load():
-                self._link.send(notice)
-                return
-            case TargetPublished(target_version=version, weight_version=name):
-                self._change(target_version=version, weight_version=name, shared="")
-            case TargetShared(target_version=version, path=path) if version == self._hello.target_version:
-                self._change(shared=path)
-            case DrafterSwapped(version=version, drafter_version=active):
-                self._change(drafter_version=active, newest_drafter=max(version, self._hello.newest_drafter))
-        self._unsent.append(notice)
-        self._hello_due = 0.0
-
-    def _change(self, **state: object) -> None:
-        self._hello = msgspec.structs.replace(self._hello, **state)
-
-    def _do_what_is_due(self, now: float) -> None:
-        if now >= self._hello_due and self._link.send(self._hello):
-            self._hello_due = now + HELLO_EVERY
-            while self._unsent and self._link.send(self._unsent[0]):  # before a hello they would not be heard
-                self._unsent.popleft()
-        state = TrainerLink(now - self._heard < SILENCE, self._link.rejected.total())
-        if self._incoming is not None and state.connected and now >= self._ask_due:
-            self._ask(self._incoming, self._incoming.next)
-        if state != self._state:
-            self._state = state
-            self._told(state)
+    def _report(self, **changes: object) -> None:
+        before, self._trainer = self._trainer, msgspec.structs.replace(self._trainer, **changes)
+        if self._trainer != before:
+            self.told(self._trainer)
 
     # -- what the trainer says ----------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message, payload: Buffer) -> None:
+    def _hear(self, message: object, payload: Buffer) -> None:
         try:
-            if isinstance(message, DrafterUpdate):
+            if isinstance(message, Offer):
                 self._consider(message)
-            elif isinstance(message, DrafterChunk):
+            elif isinstance(message, Chunk):
                 self._add(message, payload)
         except OSError as error:
             self._give_up(f"cannot write to {self._folder}: {error.strerror}")
 
-    def _consider(self, update: DrafterUpdate) -> None:
+    def _consider(self, update: Offer) -> None:
         """An offer, which may be repeated, outdated, or in the middle of another's transfer."""
-        if self._incoming is not None and update.digest == self._incoming.digest:
+        if (digest := update.digest) == self.hello.offer:
             return
-        if reason := self._reason_to_refuse(update):
-            self._refuse(update.version, reason)
-        elif update.version == self._hello.newest_drafter:
-            self._link.send(DrafterReceived(version=update.version))
-        else:
+        if reason := self._reason_to_refuse(update, digest):
+            self._refuse(update, reason)
+            return
+        self.change(offer=digest)
+        if update.version > self.hello.newest_drafter:
             self._begin(update)
 
-    def _reason_to_refuse(self, update: DrafterUpdate) -> str:
+    def _reason_to_refuse(self, update: Offer, digest: bytes) -> str:
         """Empty if there is none."""
-        newest = self._hello.newest_drafter
-        if update.model != self._hello.model:
-            return f"it is for {update.model}; this server's target is {self._hello.model}"
+        newest = self.hello.newest_drafter
+        if update.model != self.hello.model:
+            return f"it is for {update.model}; this server's target is {self.hello.model}"
         if self._most is not None and update.size > self._most:
             return f"it has {update.size} bytes, and one of this server's drafter {self._most} at most"
         if update.version < newest:
             return f"version {update.version} is older than {newest}, which this server was given: raise the version"
-        if update.version == newest and self._received not in {None, update.digest}:
+        if update.version == newest and self._received not in {None, digest}:
             return f"version {newest} came before with other contents: raise the version"
         if self._incoming is not None and update.version < self._incoming.header.version:
             return f"version {update.version} is older than {self._incoming.header.version}, which is arriving"
         return ""
 
-    def _begin(self, update: DrafterUpdate) -> None:
-        if self._incoming is not None:
-            self._incoming.drop()
+    def _begin(self, update: Offer) -> None:
         self._incoming = incoming = Incoming(update, self._folder)
         self._remove(PARTIAL, keep=incoming.path)
         incoming.resume()
@@ -221,15 +211,19 @@ class Receiver:
         if start < incoming.asked:
             self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
 
-    def _add(self, chunk: DrafterChunk, payload: Buffer) -> None:
+    def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
-        if incoming is None or chunk.digest != incoming.digest:
-            return  # of an update that was superseded while it was under way
+        if incoming is None or (chunk.digest, chunk.index) != (incoming.digest, incoming.next):
+            return  # of an update that was superseded while it was under way, or after a loss
         try:
-            if not incoming.add(chunk.index, payload):
-                return
+            incoming.add(payload)
         except WireError as error:
-            self._damage(incoming, str(error))
+            self._link.reject(TRAINER, str(error))
+            incoming.damaged += 1
+            if incoming.damaged == MAX_DAMAGED:
+                self._give_up(f"{error}, {MAX_DAMAGED} times")
+            else:
+                self._ask(incoming, incoming.next)
             return
         incoming.damaged = 0
         self._ask_due = self._clock() + ASK_AGAIN
@@ -238,35 +232,24 @@ class Receiver:
         elif incoming.asked - incoming.next <= WINDOW // 2:
             self._ask(incoming, incoming.asked)
 
-    def _damage(self, incoming: Incoming, reason: str) -> None:
-        self._link.reject(TRAINER, reason)
-        incoming.damaged += 1
-        if incoming.damaged == MAX_DAMAGED:
-            self._give_up(f"{reason}, {MAX_DAMAGED} times")
-        else:
-            self._ask(incoming, incoming.next)
-
     def _finish(self, incoming: Incoming) -> None:
         update = incoming.header
-        path = self._folder / f"drafter-{update.version}.safetensors"
-        incoming.finish(path)
+        path = incoming.path.rename(self._folder / f"drafter-{update.version}.safetensors")
         self._remove(WHOLE, keep=path)
         self._incoming, self._received = None, incoming.digest
-        self._change(newest_drafter=update.version)
-        self._told(DrafterReady(update.version, update.trained_on, str(path)))
-        self._link.send(DrafterReceived(version=update.version))
+        self.change(newest_drafter=update.version)
+        self._report(received=update.version)
+        self.told(DrafterUpdate(str(path), update.version, update.trained_on))
 
     def _give_up(self, reason: str) -> None:
         assert self._incoming is not None
-        version = self._incoming.header.version
-        self._incoming.drop()
-        self._incoming = None
-        self._refuse(version, reason)
+        self._incoming.path.unlink(missing_ok=True)
+        update, self._incoming = self._incoming.header, None
+        self._refuse(update, reason)
 
-    def _refuse(self, version: int, reason: str) -> None:
-        refused = DrafterRefused(version=version, reason=reason)
-        self._told(refused)
-        self._link.send(refused)
+    def _refuse(self, update: Offer, reason: str) -> None:
+        self._report(refused=update.version, reason=reason)
+        self.settle(update.version, reason, offer=update.digest)
 
     def _remove(self, pattern: str, keep: Path | None = None) -> None:
         for path in self._folder.glob(pattern):

@@ -8,6 +8,7 @@
 Sending never blocks.
 """
 
+import asyncio
 import logging
 import math
 import os
@@ -26,16 +27,7 @@ from tlt_server.errors import ConfigError, WireError
 from tlt_server.keys import require_private
 from tlt_server.preflight import is_loopback
 from tlt_server.wire.connections import Bounds, Doorkeeper
-from tlt_server.wire.messages import (
-    MAX_CHUNK_BYTES,
-    MAX_CHUNKS_WANTED,
-    MAX_DIGESTS,
-    Buffer,
-    Message,
-    Rejected,
-    decode,
-    encode,
-)
+from tlt_server.wire.messages import MAX_CHUNK_BYTES, MAX_CHUNKS_WANTED, Buffer, Message, Rejected, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +76,7 @@ class _End:
         options: of the socket.
 
     Attributes:
+        address: with the port, where the system chose one.
         read: messages until now, of any kind.
 
     Raises:
@@ -112,11 +105,7 @@ class _End:
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
             raise ConfigError(f"link {address}: {error}") from error
-
-    @property
-    def address(self) -> str:
-        """With the port, where the system chose one."""
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
     def cut(self) -> int:
@@ -135,8 +124,7 @@ class _End:
         self._context.term()
 
     def _bind(self, address: str) -> None:
-        """What is bound in the file system, its owner alone may connect to."""
-        before = os.umask(0o077)
+        before = os.umask(0o077)  # to what is bound in the file system, its owner alone may connect
         try:
             self._socket.bind(address)
         finally:
@@ -208,9 +196,22 @@ class Link(_End):
             options |= {"maxmsgsize": MAX_WORD_BYTES, "router_mandatory": True, "router_handover": True}
             super().__init__(address, zmq.ROUTER, curve, bounds, options)
         else:
-            options |= {"maxmsgsize": max(MAX_CHUNK_BYTES, MAX_DIGESTS) + MAX_WORD_BYTES}
+            options |= {"maxmsgsize": MAX_CHUNK_BYTES + MAX_WORD_BYTES}
             options |= {"routing_id": f"{name}/{secrets.token_hex(4)}".encode()}
             super().__init__(address, zmq.DEALER, curve, None, options)
+
+    async def arrival(self, seconds: float) -> None:
+        """As `wait`, in an event loop; what arrives while this side sends may be noticed only after `seconds`."""
+        loop, arrived, descriptor = asyncio.get_running_loop(), asyncio.Event(), int(self._socket.getsockopt(zmq.FD))
+        loop.add_reader(descriptor, arrived.set)
+        try:
+            if not self._socket.poll(0):
+                await asyncio.wait_for(arrived.wait(), seconds)
+            await asyncio.sleep(0)
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(descriptor)
 
     def send(self, message: Message, payload: Buffer | None = None, to: bytes = TRAINER) -> bool:
         """False if the peer is away, or does not read."""

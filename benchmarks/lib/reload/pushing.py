@@ -13,7 +13,7 @@ from benchmarks.lib.servers import Server
 from tlt_server.errors import ServerFailed
 from tlt_server.preflight import read_config
 from tlt_server.process import free_port
-from tlt_server.wire.messages import READS_TO_TRAINER, Buffer, DrafterUpdate, Message, ModelIdentity
+from tlt_server.wire.messages import READS_TO_TRAINER, Buffer, Message, ModelIdentity, Offer
 from tlt_server.wire.sockets import TRAINER, Link
 from tlt_server.wire.trainer import Sender
 
@@ -145,7 +145,7 @@ class _TellingLink(Link):
     def send(self, message: Message, payload: Buffer | None = None, to: bytes = TRAINER) -> bool:
         now = time.monotonic()
         sent = super().send(message, payload, to)
-        if sent and isinstance(message, DrafterUpdate) and message.version > self._told:
+        if sent and isinstance(message, Offer) and message.version > self._told:
             self._told = message.version
             self._pipe.send(now)
         return sent

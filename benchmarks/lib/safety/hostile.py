@@ -28,16 +28,12 @@ HELLO = messages.Hello(
 UPDATE = msgspec.structs.replace(outgoing().header, model=MODEL)
 SAID: tuple[Message, ...] = (
     HELLO,
-    messages.TargetPublished(target_version=1, weight_version="w"),
-    messages.TargetShared(target_version=0, path="/dev"),
-    messages.DrafterSwapped(version=1, outcome="live", drafter_version=1),
-    messages.Load(running=1, waiting=2),
+    msgspec.structs.replace(HELLO, target_version=1, shared="/dev", drafter_version=1, settled_drafter=1, reason="no"),
+    msgspec.structs.replace(HELLO, load=3, lent=True, offer=bytes(32)),
     messages.ChunksWanted(digest=bytes(32), start=0, stop=1),
-    messages.DrafterReceived(version=1),
-    messages.DrafterRefused(version=1, reason="no"),
-    messages.Heartbeat(newest_drafter=1),
+    messages.Heartbeat(),
     UPDATE,
-    messages.DrafterChunk(digest=bytes(32), index=0),
+    messages.Chunk(digest=bytes(32), index=0),
 )
 ROWS = Rows("r", 2**64 - 1, 3, 0, 4, 0)
 FEATURES = FeatureHeader(server="one:1", model=MODEL, kind="eagle", dtype="float32", width=256, rows=(ROWS,))
@@ -67,7 +63,7 @@ def _spoilt(frame: bytes, draw: random.Random) -> bytes:
 def control(draw: random.Random) -> list[bytes]:
     """Frames for either end of the control link."""
     message = draw.choice(SAID)
-    payload = [draw.randbytes(draw.randrange(100))] if isinstance(message, messages.DrafterChunk) else []
+    payload = [draw.randbytes(draw.randrange(100))] if isinstance(message, messages.Chunk) else []
     match draw.randrange(5):
         case 0:
             return [draw.randbytes(draw.randrange(200)) for _ in range(draw.randrange(1, 6))]
