@@ -115,7 +115,7 @@ def _measure_group(
         server, chosen = servers[side.server], None
         if side.server in broken:
             return [], None
-        with awake(server), strategies.in_force(server, side):
+        with awake(server), strategies.active(server, side):
             before = decode(server, load) if side.learns else []
             found = (before if warm else []) + decode(server, load)
             if side.learns and not server.failed:

@@ -36,7 +36,7 @@ class Strategies:
         self._learned.pop(side.name, None)
 
     @contextmanager
-    def in_force(self, server: Server, side: Side) -> Iterator[None]:
+    def active(self, server: Server, side: Side) -> Iterator[None]:
         """A side's strategy, if it has one, and what it learned before; of others, what the server began with."""
         if side.strategy is None:
             yield

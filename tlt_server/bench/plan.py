@@ -95,7 +95,7 @@ def present(speculation: schemas.Speculation) -> schemas.StrategyUpdate:
         return schemas.StrategyUpdate(speculation.mode)
     return schemas.StrategyUpdate(
         mode=speculation.mode,
-        pinned=known.buckets[0].in_force if speculation.mode == "pinned" else None,
+        pinned=known.buckets[0].active if speculation.mode == "pinned" else None,
         buckets=tuple(
             schemas.SelectionBucket(bucket.first, tuple(each.arm for each in bucket.arms)) for bucket in known.buckets
         ),

@@ -91,7 +91,7 @@ def one(plan: Plan, seed: int, folder: Path) -> Run:
         best = learn(settings, sampled, plan.offline_passes * said["tokens_received"], folder / "best")
         out.print(f"seed {seed}, offline: {best.steps} of {best.of} steps, expected {best.expected:.3f}")
         for arm, drafter in (("offline", best.folder), ("embedded", default_paths()[1])):
-            live.put_in_force(drafter)
+            live.activate(drafter)
             judged[arm] = live.judge(plan)
     out.print(f"seed {seed}: " + ", ".join(f"{arm} {accept_length(counts):.3f}" for arm, counts in judged.items()))
     counted = {
@@ -116,7 +116,7 @@ def online(live: Live, plan: Plan, seed: int) -> tuple[list[Sampled], list[float
         rounds.append(accept_length([Counts.of(each.rollout) for each in some]))
         out.print(
             f"seed {seed}, round {len(rounds)}: accept length {rounds[-1]:.3f}; {status['tokens_received']} tokens "
-            f"received, step {status['steps']}, drafter {status['in_force']}; {time.monotonic() - began:.0f} s"
+            f"received, step {status['steps']}, drafter {status['active']}; {time.monotonic() - began:.0f} s"
         )
     said = {
         "tokens_received": status["tokens_received"],

@@ -98,10 +98,10 @@ class Bench:
             if side.name == COLD:
                 for _ in range(times):
                     self._strategies.forget(side)
-                    with self._strategies.in_force(server, side):
+                    with self._strategies.active(server, side):
                         found.append(self._drain(side, server))
                 return found
-            with self._strategies.in_force(server, side):
+            with self._strategies.active(server, side):
                 if side.learns:
                     self._ask(server)
                 return [self._drain(side, server) for _ in range(times)]
@@ -119,7 +119,7 @@ class Bench:
     def warm_up(self, side: Side) -> None:
         """Kernels are compiled, prompts prefilled."""
         server = self._servers[side.server]
-        with awake(server), self._strategies.in_force(server, side):
+        with awake(server), self._strategies.active(server, side):
             self._ask(server, most=16)
 
     def _ask(self, server: SideServer, most: int | None = None) -> list[Answer | None]:

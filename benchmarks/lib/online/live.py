@@ -79,7 +79,7 @@ class Live:
         self.client.flush_cache(wait_s=30)
         return [Counts.of(rollout) for _, rollout in self._sample(problems(plan.judged, SEED), plan)]
 
-    def put_in_force(self, drafter: Path) -> None:
+    def activate(self, drafter: Path) -> None:
         """From a folder.
 
         Raises:
@@ -124,7 +124,7 @@ def learnt(url: str) -> dict[str, Any]:
         except httpx.HTTPError as error:
             raise ServerFailed(f"the drafter trainer does not answer: {error}") from error
         same = all(now[name] == before.get(name) for name in ("tokens_received", "steps", "published"))
-        if same and now["state"] == "waiting for features" and now["published"] == now["in_force"]:
+        if same and now["state"] == "waiting for features" and now["published"] == now["active"]:
             return now
         before = now
     raise ServerFailed(f"the drafter trainer is not done after {PATIENCE_S:.0f} s; it says {before}")

@@ -87,7 +87,7 @@ def record(sides: Sequence[Side], site: Site, loads: Sequence[Load], folder: Pat
     runs, strategies = [], Strategies()
     with side_by_side(sides, site) as servers:
         for side in sides:
-            with awake(servers[side.server]) as server, strategies.in_force(server, side):
+            with awake(servers[side.server]) as server, strategies.active(server, side):
                 for load in loads:
                     arm = arm_of(side)
                     run = Run(side=side.name, arm=arm, batch=load.batch, context=0, accept_length=1, step_ms=0)
