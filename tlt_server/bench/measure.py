@@ -48,9 +48,8 @@ async def measure(
 ) -> None:
     """Fills `found` visit by visit, so that what is there counts when it is cancelled; then sets the strategy back.
 
-    Raises:
-        ConfigError: the server has no drafter, or is busy.
-        TltClientError: it did not answer, or refused.
+    Raises ConfigError: the server has no drafter, or is busy.
+    Raises TltClientError: it did not answer, or refused.
     """
     before = await client.strategy()
     found.sides = sides_of(before, arms=arms)

@@ -28,8 +28,7 @@ class Plan:
     """Each round asks every side at every load for so many seconds: `load` requests are always in flight, each to its
     natural end or `sampling.max_new_tokens`; what is in flight at the end is aborted.
 
-    Raises:
-        ConfigError: a number that cannot be.
+    Raises ConfigError: a number that cannot be.
     """
 
     url: str
@@ -71,8 +70,7 @@ def counts(text: str) -> list[int]:
 def sides_of(speculation: schemas.Speculation, *, arms: bool) -> list[Side]:
     """Plain decoding first, then the bandit, then each arm by itself.
 
-    Raises:
-        ConfigError: the server has nothing to compare.
+    Raises ConfigError: the server has nothing to compare.
     """
     if not speculation.arms:
         raise ConfigError("the server has no drafter, so there is nothing to compare: start it with --drafter")

@@ -19,9 +19,8 @@ from tlt_server.keys import Keys
 def run(plan: Plan, keys: Keys, console: Console, argv: list[str], kept: Path | None, *, arms: bool) -> None:
     """Prints a table and a recommendation, and keeps the figures. Of one that is broken off, what there is.
 
-    Raises:
-        ConfigError, ServerFailed: the server cannot be measured, or failed meanwhile.
-        KeyboardInterrupt: it was broken off.
+    Raises ConfigError, ServerFailed: the server cannot be measured, or failed meanwhile.
+    Raises KeyboardInterrupt: it was broken off.
     """
     found = Measured()
     if kept:

@@ -49,9 +49,8 @@ async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tupl
 class Bridge:
     """Under data parallelism it follows the first replica.
 
-    Args:
-        past: events that the receiver's hello tells of already.
-        folder: where the server may write for the trainer.
+    past: events that the receiver's hello tells of already.
+    folder: where the server may write for the trainer.
     """
 
     def __init__(self, client: AsyncClient, receiver: Receiver, folder: Path, past: Sequence[Event] = ()) -> None:

@@ -59,12 +59,10 @@ def settle(
 ) -> LinkSettings:
     """The link's settings, once it is sure that a link can be made of them.
 
-    Args:
-        url: where the server will answer.
-        drafter: the one that the server starts with; those to come are as large.
+    url: where the server will answer.
+    drafter: the one that the server starts with; those to come are as large.
 
-    Raises:
-        ConfigError: the address, a key or the folder cannot be used.
+    Raises ConfigError: the address, a key or the folder cannot be used.
     """
     name = trainer.name_of(urlsplit(url).port or 0)
     curve = CurveKeys(Path(trainer.key), Path(trainer.trainer_key)) if trainer.key and trainer.trainer_key else None
@@ -184,9 +182,8 @@ async def _follow_until_told(server: Connection, settings: LinkSettings) -> None
 async def follow(settings: LinkSettings) -> None:
     """Waits for the server, then follows the trainer for it.
 
-    Raises:
-        ConfigError: the address, the keys or the folder cannot be used any more.
-        TltClientError: the server refuses what the link asks.
+    Raises ConfigError: the address, the keys or the folder cannot be used any more.
+    Raises TltClientError: the server refuses what the link asks.
     """
     transport = httpx.AsyncHTTPTransport(verify=False)  # it speaks to its own server, whoever signed its certificate
     url, api_key, admin_key, address, name, curve, model, folder, most = settings

@@ -63,8 +63,7 @@ class _Connection:
 class Doorkeeper:
     """Of one socket, made before it is bound and closed before it is. name: for the log.
 
-    Attributes:
-        cut: connections until now.
+    cut: connections until now.
     """
 
     def __init__(self, bound: "zmq.Socket[bytes]", bounds: Bounds, name: str) -> None:

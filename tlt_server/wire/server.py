@@ -39,8 +39,7 @@ class Incoming:
     """A drafter on its way: a file, named by its digest, that grows by one verified chunk after another; a later life
     of the receiver goes on with it. Methods raise OSError where the disk does.
 
-    Attributes:
-        next: the chunk that is due. asked: the first that was not asked for yet. damaged: chunks, one after another.
+    next: the chunk that is due. asked: the first that was not asked for yet. damaged: chunks, one after another.
     """
 
     def __init__(self, header: Offer, folder: Path) -> None:
@@ -78,18 +77,15 @@ class Receiver:
     """A drafter under way is a `.partial` file; whole and verified, it is `drafter-VERSION.safetensors`, and replaces
     the one before: an open file stays readable, and whoever is too late to open one has been told of a newer.
 
-    Args:
-        link: to the trainer, reading `READS_TO_SERVER`; `close` closes it.
-        hello: the server's state now; `change` tells of another.
-        folder: this receiver's alone, best in memory (/dev/shm); made if it is not there.
-        most: bytes that a drafter may have; None: as many as there is room for.
+    link: to the trainer, reading `READS_TO_SERVER`; `close` closes it.
+    hello: the server's state now; `change` tells of another.
+    folder: this receiver's alone, best in memory (/dev/shm); made if it is not there.
+    most: bytes that a drafter may have; None: as many as there is room for.
 
-    Attributes:
-        told: to be set; called with each drafter that lies whole and verified at its path, until a newer one does, and
-            with each change of how the link stands.
+    told: to be set; called with each drafter that lies whole and verified at its path, until a newer one does, and
+        with each change of how the link stands.
 
-    Raises:
-        ConfigError: the folder cannot be used, or another receiver uses it.
+    Raises ConfigError: the folder cannot be used, or another receiver uses it.
     """
 
     def __init__(
@@ -260,8 +256,7 @@ class Receiver:
 def lock_folder(folder: Path) -> int:
     """Makes the folder and locks it, until the file descriptor that is returned is closed, or the process ends.
 
-    Raises:
-        ConfigError: it cannot be made, or another receiver uses it.
+    Raises ConfigError: it cannot be made, or another receiver uses it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -70,17 +70,14 @@ class CurveKeys(NamedTuple):
 class _End:
     """A socket for one thread, which must be the one that closes it.
 
-    Args:
-        address: `ipc://PATH` or `tcp://HOST:PORT`; of a host other than loopback only with `curve`.
-        bounds: of those who connect, where it binds; None: it connects.
-        options: of the socket.
+    address: `ipc://PATH` or `tcp://HOST:PORT`; of a host other than loopback only with `curve`.
+    bounds: of those who connect, where it binds; None: it connects.
+    options: of the socket.
 
-    Attributes:
-        address: with the port, where the system chose one.
-        read: messages until now, of any kind.
+    address: with the port, where the system chose one.
+    read: messages until now, of any kind.
 
-    Raises:
-        ConfigError: the address or a key cannot be used.
+    Raises ConfigError: the address or a key cannot be used.
     """
 
     def __init__(
@@ -172,12 +169,10 @@ class _End:
 class Link(_End):
     """An end of the control link.
 
-    Args:
-        reads: the messages that arrive here.
-        name: connects, and is known to the peer as `NAME/TOKEN`; None: binds.
+    reads: the messages that arrive here.
+    name: connects, and is known to the peer as `NAME/TOKEN`; None: binds.
 
-    Attributes:
-        rejected: messages dropped because they could not be read or used, by peer, as far as there are not too many.
+    rejected: messages dropped because they could not be read or used, by peer, as far as there are not too many.
     """
 
     def __init__(

@@ -43,14 +43,12 @@ class Sender:
 
     All state of a transfer is the receiver's: a sender that starts anew with the same drafter goes on where it was.
 
-    Args:
-        link: bound, reading `READS_TO_TRAINER`; `run` closes it.
-        model: the target that the drafters are for; a server of another one is turned away.
-        hear: called in `run`'s thread with a server's identity (`NAME/TOKEN`, new at each of its starts) and its hello.
-            Must return soon.
+    link: bound, reading `READS_TO_TRAINER`; `run` closes it.
+    model: the target that the drafters are for; a server of another one is turned away.
+    hear: called in `run`'s thread with a server's identity (`NAME/TOKEN`, new at each of its starts) and its hello.
+        Must return soon.
 
-    Attributes:
-        dropped: messages that were neither heard nor answered with chunks. From any thread.
+    dropped: messages that were neither heard nor answered with chunks. From any thread.
     """
 
     def __init__(
@@ -74,13 +72,11 @@ class Sender:
     def publish(self, version: int, trained_on: int, file: bytes) -> None:
         """From any thread, but one at a time; what was published before is sent no further.
 
-        Args:
-            version: of the drafter, higher than any before.
-            trained_on: the target version that it was trained on.
-            file: safetensors.
+        version: of the drafter, higher than any before.
+        trained_on: the target version that it was trained on.
+        file: safetensors.
 
-        Raises:
-            WireError: the version is not higher.
+        Raises WireError: the version is not higher.
         """
         if version <= self._newest:
             raise WireError(f"drafter version {version} is not higher than {self._newest}, the last one: raise it")
