@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tlt_server.config import CANDIDATES, Arm
 from tlt_server.strategy.arms import Choice
 from tlt_server.strategy.costs import StepCosts, Timing, from_passes
-from tlt_server.strategy.defaults import RATES, default_buckets, expected_length, worth_having
+from tlt_server.strategy.defaults import RATES, default_buckets, length, worth_having
 
 SIZES = [1, 4, 16, 64]
 LARGEST = SIZES[-1]
@@ -49,10 +49,10 @@ def test_what_is_given_up_is_missed_nowhere(costs: StepCosts) -> None:
     for arm in set(CANDIDATES) - set(kept):
         for size in (each for each in SIZES if each <= CAPTURED[arm]):
             for rate in RATES:
-                rivals = {each: expected_length(each, rate) for each, most in CAPTURED.items() if most >= size}
-                best = max(length / costs.seconds(each, size, 0) for each, length in rivals.items())
+                rivals = {each: length(each, rate) for each, most in CAPTURED.items() if most >= size}
+                best = max(made / costs.seconds(each, size, 0) for each, made in rivals.items())
                 best = max(best, 1 / costs.seconds(None, size, 0))
-                assert expected_length(arm, rate) / costs.seconds(arm, size, 0) < 0.9 * best
+                assert length(arm, rate) / costs.seconds(arm, size, 0) < 0.9 * best
 
 
 def test_a_chain_between_two_that_stay_stays_though_it_was_timed_too_slow() -> None:
@@ -70,5 +70,5 @@ def test_where_nothing_pays_one_arm_is_left() -> None:
         Timing(arm, size, 0, 0.001 if arm is None else 1.0) for arm in (None, *CANDIDATES) for size in SIZES
     )
     (kept,) = worth_having(costs, CAPTURED, LARGEST)
-    assert expected_length(kept, RATES[-1]) == max(expected_length(arm, RATES[-1]) for arm in CANDIDATES)
+    assert length(kept, RATES[-1]) == max(length(arm, RATES[-1]) for arm in CANDIDATES)
     assert [bucket.arms for bucket in default_buckets(costs, {kept: 1}, LARGEST)] == [(None,)]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.strategy.kit import DEEP, SHALLOW, TREE
 from tlt_server.strategy.arms import Choice
-from tlt_server.strategy.estimates import StepTimes
+from tlt_server.strategy.costs import StepCosts, Timing
+from tlt_server.strategy.estimates import Estimates
 
 ARMS: tuple[Choice, ...] = (DEEP, SHALLOW, TREE, None)
 
@@ -18,13 +19,20 @@ class Machine:
     """Its steps take so many times as long as timing said, and scatter by 3 %."""
 
     def __init__(self, seed: int) -> None:
-        self.times = StepTimes(ARMS)
+        self.estimates = Estimates(StepCosts(Timing(arm, 1, 0, 1.0) for arm in ARMS))
         self.ratios = {DEEP: 1.0, SHALLOW: 1.0, TREE: 1.0, None: 1.0}
         self._random = Random(seed)
 
     def steps(self, arm: Choice, count: int) -> None:
         for _ in range(count):
-            self.times.observe(arm, self.ratios[arm] * exp(self._random.gauss(0, 0.03)))
+            self.step(arm, self.ratios[arm] * exp(self._random.gauss(0, 0.03)))
+
+    def step(self, arm: Choice, ratio: float) -> None:
+        self.estimates.observe(arm, [0], self.estimates.seconds(arm, 1, 0), ratio)
+
+    def known(self, arm: Choice) -> float:
+        self.estimates.learn()
+        return self.estimates.seconds(arm, 1, 0)
 
     def slow_down(self, factor: float) -> None:
         self.ratios = {arm: factor * ratio for arm, ratio in self.ratios.items()}
@@ -35,7 +43,7 @@ def test_an_arm_that_decodes_is_known(ratio: float, seed: int) -> None:
     machine = Machine(seed)
     machine.ratios[DEEP] = ratio
     machine.steps(DEEP, 60)
-    assert exp(machine.times.known(DEEP)) == pytest.approx(ratio, rel=0.05)
+    assert machine.known(DEEP) == pytest.approx(ratio, rel=0.05)
 
 
 @given(st.floats(0.8, 1.3), st.floats(0.8, 1.3), st.integers(0, 9))
@@ -48,9 +56,9 @@ def test_an_idle_arm_is_judged_beside_the_one_that_decodes(own: float, later: fl
         machine.steps(SHALLOW, 1)
     machine.slow_down(later)
     machine.steps(DEEP, 60)
-    beside = exp(machine.times.known(SHALLOW)) / exp(machine.times.known(DEEP))
+    beside = machine.known(SHALLOW) / machine.known(DEEP)
     assert beside == pytest.approx(own, rel=0.06)
-    assert exp(machine.times.known(SHALLOW)) == pytest.approx(own * later, rel=0.09)
+    assert machine.known(SHALLOW) == pytest.approx(own * later, rel=0.09)
 
 
 @given(st.floats(1.6, 20.0), st.integers(0, 9))
@@ -58,10 +66,10 @@ def test_two_steps_that_waited_for_something_else_say_little(factor: float, seed
     machine = Machine(seed)
     machine.steps(DEEP, 60)
     for _ in range(2):
-        machine.times.observe(DEEP, factor)
+        machine.step(DEEP, factor)
     machine.steps(DEEP, 10)
     for arm in ARMS:
-        assert exp(machine.times.known(arm)) == pytest.approx(1.0, rel=0.08)
+        assert machine.known(arm) == pytest.approx(1.0, rel=0.08)
 
 
 @given(st.floats(2.0, 10.0), st.integers(0, 9))
@@ -70,8 +78,8 @@ def test_more_than_others_could_do_is_the_arms_doing(factor: float, seed: int) -
     machine.steps(DEEP, 60)
     machine.ratios[DEEP] = factor
     machine.steps(DEEP, 4)
-    assert exp(machine.times.known(DEEP)) > 1.5
-    assert exp(machine.times.known(SHALLOW)) < 1.2
+    assert machine.known(DEEP) > 1.5
+    assert machine.known(SHALLOW) < 1.2
 
 
 @given(st.sampled_from([0.3, 0.5, 2.0, 3.0]), st.integers(0, 9))
@@ -84,13 +92,13 @@ def test_an_idle_arm_that_has_changed_is_believed_after_three_exploration_steps(
     for _ in range(3):
         machine.steps(DEEP, 20)
         machine.steps(SHALLOW, 1)
-    assert exp(machine.times.known(SHALLOW)) == pytest.approx(factor, rel=0.15)
-    assert exp(machine.times.known(DEEP)) == pytest.approx(1.0, rel=0.06)
+    assert machine.known(SHALLOW) == pytest.approx(factor, rel=0.15)
+    assert machine.known(DEEP) == pytest.approx(1.0, rel=0.06)
 
 
 @given(st.lists(st.tuples(st.sampled_from(ARMS), st.floats(1e-3, 1e3)), max_size=80))
 def test_what_is_known_is_finite(steps: list[tuple[Choice, float]]) -> None:
-    times = StepTimes(ARMS)
+    machine = Machine(0)
     for arm, ratio in steps:
-        times.observe(arm, ratio)
-    assert all(abs(times.known(arm)) < 2 * log(1e3) for arm in ARMS)
+        machine.step(arm, ratio)
+    assert all(abs(log(machine.known(arm))) < 2 * log(1e3) for arm in ARMS)

@@ -1,12 +1,12 @@
 """A server's own buckets: from start-up timing, so that no table of cards is needed; or without it."""
 
 from collections.abc import Mapping
-from math import exp
+from math import log
 
 from tlt_server.config import Arm
-from tlt_server.strategy.acceptance import TREE_LEAD
 from tlt_server.strategy.arms import Bucket, Choice, is_chain
 from tlt_server.strategy.costs import StepCosts
+from tlt_server.strategy.estimates import expected_length, lead
 
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
@@ -34,7 +34,7 @@ def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int)
 def worth_having(costs: StepCosts, captured: Mapping[Arm, int], largest: int) -> tuple[Arm, ...]:
     """The arms that have a place in a default bucket; the best at batch size 1 where nothing beats plain decoding."""
     placed = {arm for bucket in default_buckets(costs, captured, largest) for arm in bucket.arms}
-    best = max(captured, key=lambda arm: expected_length(arm, RATES[-1]) / costs.seconds(arm, 1, 0))
+    best = max(captured, key=lambda arm: length(arm, RATES[-1]) / costs.seconds(arm, 1, 0))
     return tuple(arm for arm in captured if arm in placed) or (best,)
 
 
@@ -50,7 +50,7 @@ def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> tuple
     """A chain between two that could be stays too: costs grow evenly with depth, so it was timed too slow."""
     found: set[Arm] = set()
     for rate in RATES:
-        made = {arm: expected_length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
+        made = {arm: length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
         best = max([1 / costs.seconds(None, batch, 0), *made.values()])
         found.update(arm for arm in contenders if made[arm] >= _NEAR * best)
     depths = [arm.num_steps for arm in found if is_chain(arm)] or [0]
@@ -58,8 +58,6 @@ def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> tuple
     return (*(arm for arm in contenders if arm in found | between), None)
 
 
-def expected_length(arm: Arm, rate: float) -> float:
-    """Accept length, where each draft is accepted at one rate; a tree of its usual lead."""
-    share = sum(rate**depth for depth in range(1, arm.num_steps + 1)) / arm.num_steps
-    odds = share / (1 - share) * (1.0 if is_chain(arm) else exp(TREE_LEAD))
-    return 1 + arm.num_steps * odds / (1 + odds)
+def length(arm: Arm, rate: float) -> float:
+    """Accept length, where each draft of a chain is accepted at one rate; a tree of its usual lead."""
+    return expected_length(arm, log(rate / (1 - rate)) + lead(arm))

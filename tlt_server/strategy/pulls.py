@@ -49,7 +49,7 @@ class UnderWay:
     def launch(self, pull: Pull) -> None:
         """A step begins."""
         self._pulls.append(pull)
-        while len(self._pulls) - self._pulls.count(None) > UNDER_WAY:
+        if len(self._pulls) - self._pulls.count(None) > UNDER_WAY:
             while self._pulls.popleft() is None:
                 pass
             self.lost += 1
@@ -62,9 +62,9 @@ class UnderWay:
             self._pulls.append(None)
 
     @property
-    def follower(self) -> Pull | None:
-        """The step launched after the one that was settled last; None if none was yet, or something else."""
-        return self._pulls[0] if self._pulls else None
+    def waits_for_reading(self) -> bool:
+        """Whether the step after the one that was settled last begins with what the drafter reads."""
+        return bool(self._pulls and self._pulls[0] and self._pulls[0].reads)
 
     def settle(self, batch: int, now: float, most_accepted: int = 0) -> tuple[Pull, float | None] | None:
         """The step of a result, and its seconds, None where they are not its own; None where no step has such a one."""

@@ -46,13 +46,13 @@ class Selector:
             raise ConfigError(f"arms {', '.join(unknown)}: captured and not timed; time every arm that is captured")
         self._costs, self._captured, self._largest, self._random = costs, captured, largest, random
         self._own = Buckets(buckets, largest)
-        self._under_way = UnderWay()
+        self._estimates, self._under_way = Estimates(costs), UnderWay()
         self._over: float | None = None  # seconds that the step before took more than expected
-        self._arrange(schemas.StrategyUpdate("bandit"), Estimates(self._own, costs))
+        self.configure(schemas.StrategyUpdate("bandit"))
 
     def table(self) -> ArmTable:
         """One arm for each bucket, for the next step."""
-        return self._fixed or (self._paper if self._settings.mode == "paper" else self._bandit).table()
+        return self._fixed or (self._paper.table() if self._mode == "paper" else self._bandit.table)
 
     def launched(self, arm: Choice, batch: int, cached: int, now: float, behind: int = 0) -> None:
         """A decode step begins.
@@ -62,9 +62,9 @@ class Selector:
             now: seconds. behind: tokens of all requests that the drafter has missed, and reads first.
         """
         charged = 0.0
-        if self._settings.mode == "bandit":
+        if self._mode == "bandit":
             charged = self._bandit.launched(arm, batch, cached, behind)
-        elif self._settings.mode == "paper":
+        elif self._mode == "paper":
             self._paper.launched(batch)
         self._under_way.launch(Pull(arm, batch, cached, now, charged, behind))
 
@@ -84,38 +84,36 @@ class Selector:
         if found is None or not accepted:
             return
         pull, seconds = found
-        took, own = self._told(pull, seconds)
-        self._estimates.observe(pull.arm, batch, pull.cached, accepted, own)
+        expected = self._estimates.seconds(pull.arm, batch, pull.cached)
+        took, own = self._told(pull, seconds, expected)
+        self._estimates.observe(pull.arm, accepted, expected, own)
         if seconds is not None and not pull.reads:
-            tally = self._tallies[self._buckets.index(batch), pull.arm]
+            bucket = self._buckets.index(batch)
+            tally = self._tallies[bucket, pull.arm]
             tally[0] += 1
             tally[1] += seconds
             self._explored_s += seconds if pull.charged else 0.0
-            self._newest[self._buckets.index(batch)] = batch, pull.cached
+            self._newest[bucket] = batch, pull.cached
             self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
-        if self._settings.mode == "bandit":
+        if self._mode == "bandit":
             self._bandit.settled(pull, seconds, took)
-            self._bandit.decide(batch, pull.cached)
 
     def weights_changed(self) -> None:
         """Another target or drafter is active: what was accepted before says less. What a step costs stays."""
-        self._estimates.acceptance.weights_changed()
+        self._estimates.weights_changed()
         self._bandit.weights_changed()
 
     def configure(self, update: schemas.StrategyUpdate) -> None:
-        """Takes settings whole, for the next table; what was learned stays, where its bucket begins as before.
+        """Takes settings whole, for the next table; what was learned stays.
 
         Raises:
             ConfigError: they have faults, all of which are named, and nothing was changed.
         """
         if found := faults(update, self._captured, self._largest):
             raise ConfigError("; ".join(found))
-        buckets = self._own if update.buckets is None else Buckets(to_buckets(update.buckets), self._largest)
-        estimates = self._estimates
-        if buckets.all != self._buckets.all:
-            estimates = Estimates(buckets, self._costs)
-            estimates.restore(self._estimates.learned())
-        self._arrange(update, estimates)
+        self._settings, self._mode = update, update.mode
+        self._buckets = self._own if update.buckets is None else Buckets(to_buckets(update.buckets), self._largest)
+        self._begin()
 
     def learned(self) -> Learned:
         """What a restart needs in order to be warm."""
@@ -123,13 +121,14 @@ class Selector:
 
     def restore(self, learned: Learned) -> None:
         """Starts from what was learned before, here or on a server like this one."""
-        estimates = Estimates(self._buckets, self._costs)
-        estimates.restore(learned)
-        self._arrange(self._settings, estimates)
+        self._estimates = Estimates(self._costs)
+        self._estimates.restore(learned)
+        self._begin()
 
     def report(self) -> schemas.Selection:
         """How things stand."""
         settings = self._settings
+        self._estimates.learn()
         return schemas.Selection(
             mode=settings.mode,
             epsilon=settings.epsilon,
@@ -147,16 +146,16 @@ class Selector:
         """What is expected of its arms at its newest step; before the first, at its largest batch."""
         first, last = self._buckets.firsts[index], self._buckets.lasts[index]
         batch, cached = self._newest.get(index, (last, 0))
-        rates = self._estimates.rates(self._buckets.all[index].arms, batch, cached)
         arms = []
-        for arm, rate in rates.items():
+        for arm in self._buckets.all[index].arms:
             pulls, seconds = self._tallies.get((index, arm), (0, 0.0))
-            median, length = self._paper.median_reward(index, arm), self._estimates.acceptance.lengths[arm]
-            step_ms = 1000 * batch * length / rate
-            arms.append(schemas.ArmReport(to_client(arm), int(pulls), seconds, median, rate, length, step_ms))
+            median, length = self._paper.median_reward(index, arm), self._estimates.length(arm)
+            step_s = self._estimates.seconds(arm, batch, cached)
+            rate = batch * length / step_s
+            arms.append(schemas.ArmReport(to_client(arm), int(pulls), seconds, median, rate, length, 1000 * step_s))
         return schemas.BucketReport(first, last, to_client(self.table().arm(first)), tuple(arms))
 
-    def _told(self, pull: Pull, seconds: float | None) -> tuple[float | None, float | None]:
+    def _told(self, pull: Pull, seconds: float | None, expected: float) -> tuple[float | None, float | None]:
         """Seconds of a step with what the drafter read first, and those that were its arm's doing; None: unknown.
 
         The launch of a step that reads first waits for that, under overlap within the time of the step before: what
@@ -165,25 +164,22 @@ class Selector:
         over, self._over = self._over, None
         if seconds is None:
             return None, None
-        expected = self._estimates.seconds(pull.arm, pull.batch, pull.cached)
         if pull.reads:
             if over is None:
                 return None, None
             self._estimates.read(pull.behind, seconds + over - expected)
             return seconds + over, None
         self._over = seconds - expected
-        follower = self._under_way.follower
-        return seconds, None if follower and follower.reads else seconds
+        return seconds, None if self._under_way.waits_for_reading else seconds
 
-    def _arrange(self, settings: schemas.StrategyUpdate, estimates: Estimates) -> None:
-        self._settings, self._estimates, self._buckets = settings, estimates, estimates.buckets
+    def _begin(self) -> None:
+        """With these settings, all but what is learned anew."""
+        settings = self._settings
         self._tallies: dict[tuple[int, Choice], list[float]] = defaultdict(lambda: [0, 0.0])
         self._newest: dict[int, tuple[int, int]] = {}
         self._explored_s = 0.0
         self._paper = BegMab(self._buckets, self._random, settings.epsilon, settings.window)
-        self._bandit = Bandit(self._buckets, estimates, settings.exploration)
+        self._bandit = Bandit(self._buckets, self._estimates, settings.exploration)
         self._fixed: ArmTable | None = None
-        if settings.mode in ("pinned", "off"):
-            self._fixed = pinned_table(
-                from_client(settings.pinned) if settings.mode == "pinned" else None, self._captured
-            )
+        if self._mode in ("pinned", "off"):
+            self._fixed = pinned_table(from_client(settings.pinned) if self._mode == "pinned" else None, self._captured)

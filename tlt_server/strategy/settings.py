@@ -32,19 +32,19 @@ def faults(update: schemas.StrategyUpdate, captured: Mapping[Arm, int], largest:
 
     captured: the largest batch size that each arm has CUDA graphs for. largest: that the server runs.
     """
-    checks = {
-        f"mode {update.mode!r}: one of {', '.join(MODES)}": update.mode in MODES,
-        f"epsilon {update.epsilon}: must lie between 0 and 1": 0 <= update.epsilon <= 1,
-        f"window {update.window}: must be at least 1": update.window >= 1,
-        f"exploration {update.exploration}: must lie between 0 and 0.5, as a share of decoding time": (
-            0 <= update.exploration <= 0.5
-        ),
-        "pinned: mode pinned needs an arm; for plain decoding, ask for mode off": (
-            update.mode != "pinned" or update.pinned is not None
-        ),
-    }
-    of_arm = [f"pinned: {fault}" for fault in _arm(update.pinned, captured, 1)]
-    return [*(fault for fault, holds in checks.items() if not holds), *of_arm, *_buckets(update, captured, largest)]
+    found = []
+    if update.mode not in MODES:
+        found.append(f"mode {update.mode!r}: one of {', '.join(MODES)}")
+    if not 0 <= update.epsilon <= 1:
+        found.append(f"epsilon {update.epsilon}: must lie between 0 and 1")
+    if update.window < 1:
+        found.append(f"window {update.window}: must be at least 1")
+    if not 0 <= update.exploration <= 0.5:
+        found.append(f"exploration {update.exploration}: must lie between 0 and 0.5, as a share of decoding time")
+    if update.mode == "pinned" and update.pinned is None:
+        found.append("pinned: mode pinned needs an arm; for plain decoding, ask for mode off")
+    found += [f"pinned: {fault}" for fault in _arm(update.pinned, captured, 1)]
+    return found + list(_buckets(update.buckets, captured, largest) if update.buckets is not None else ())
 
 
 def _arm(arm: schemas.Arm | None, captured: Mapping[Arm, int], batch: int) -> Iterator[str]:
@@ -60,10 +60,7 @@ def _arm(arm: schemas.Arm | None, captured: Mapping[Arm, int], batch: int) -> It
         yield f"arm {known} was captured for batches up to {captured[known]}, not {batch}: leave it to smaller ones"
 
 
-def _buckets(update: schemas.StrategyUpdate, captured: Mapping[Arm, int], largest: int) -> Iterator[str]:
-    buckets = update.buckets
-    if buckets is None:
-        return
+def _buckets(buckets: Sequence[schemas.SelectionBucket], captured: Mapping[Arm, int], largest: int) -> Iterator[str]:
     if not buckets or buckets[0].first != 1:
         yield "buckets: the first must begin at batch size 1"
     for before, after in pairwise(buckets):
