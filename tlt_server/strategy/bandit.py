@@ -36,6 +36,7 @@ class Bandit:
         self._buckets, self._estimates, self._share = buckets, estimates, share
         self.spent = self._left = self._same_weights_s = 0.0
         self._step = self._due = 0
+        self._new_weights = True  # since the last exploration
         self._pulled: dict[Choice, int] = {}  # the newest step of each arm
         self._unread = False  # whether the newest step was an exploration of off, after which the drafter reads
         self._bucket = -1  # of the newest decision
@@ -74,6 +75,8 @@ class Bandit:
             lost = pull.charged if took is None else self._lost(pull.arm, pull.batch, pull.cached, took)
             if pull.arm == self._active[self._buckets.index(pull.batch)]:
                 lost = min(lost, pull.charged)  # what was read alone
+            else:
+                self._new_weights = False
             self._left += pull.charged - lost
             self.spent += lost
             if took is not None and took < self._estimates.seconds(pull.arm, pull.batch, pull.cached) / FAR:
@@ -86,7 +89,7 @@ class Bandit:
 
     def weights_changed(self) -> None:
         """Another target or drafter: explores with what was laid by for that."""
-        self._same_weights_s = 0.0
+        self._same_weights_s, self._new_weights = 0.0, True
 
     def _decide(self, batch: int, cached: int) -> None:
         arms, active = self._buckets.all[self._bucket].arms, self._active[self._bucket]
@@ -103,8 +106,9 @@ class Bandit:
         }
         arm = _best(worth)
         if worth[arm] > 1 + WORTH * (1 - 1 / batch):
-            # beside off a step begins with reading, or the next one does: of two, one tells what it takes
-            steps = 2 if arm is None or active is None else 1
+            # beside off a step begins with reading, or the next one does: of two, one tells what it takes. Of new
+            # weights it is in question what is accepted, of which one tells
+            steps = 2 if arm is None or (active is None and not self._new_weights) else 1
             lost = steps * self._lost(arm, batch, cached, self._estimates.seconds(arm, batch, cached))
             lost = min(lost + self._estimates.reading(batch * steps), self._share * SAVED_S)
             if self._left - self._share * min(LAID_BY * self._same_weights_s, RESERVED_S) >= lost > 0:
