@@ -65,6 +65,9 @@ class Receiver(server.Receiver):
     def __init__(self) -> None:
         self.hello, self.said = HELLO, list[Hello]()
 
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
     def change(self, **state: object) -> None:
         self.hello = msgspec.structs.replace(self.hello, **state)
         self.said.append(self.hello)
