@@ -28,7 +28,7 @@ from tlt_server.wire.sockets import CurveKeys, Link, Outlet
 log = logging.getLogger(__name__)
 
 HEALTH_EVERY, LOOK_EVERY = 0.5, 0.1
-"""Seconds, until the server serves; until it is noticed that it ends."""
+"""Seconds, until it is asked again whether the server serves; until either process sees that the other ends."""
 FIRST_PAUSE, LONGEST_PAUSE, STEADY, END_WITHIN = 1.0, 30.0, 60.0, 10.0
 """Seconds: before a process that died is started anew, doubled each time up to a most; of life, after which the pause
 is the first one again; for an orderly end."""
@@ -167,13 +167,10 @@ def run(server: Connection, settings: LinkSettings) -> None:
 
 
 async def _follow_until_told(server: Connection, settings: LinkSettings) -> None:
-    loop, working = asyncio.get_running_loop(), asyncio.create_task(follow(settings))
-
-    def end() -> None:
-        loop.remove_reader(server.fileno())
-        working.cancel()
-
-    loop.add_reader(server.fileno(), end)
+    working = asyncio.create_task(follow(settings))
+    while not (working.done() or server.poll()):
+        await asyncio.sleep(LOOK_EVERY)
+    working.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await working
 

@@ -12,15 +12,7 @@ import msgspec
 from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError, WireError
-from tlt_server.wire.messages import (
-    MAX_CHUNKS_WANTED,
-    MAX_REASON,
-    Buffer,
-    Chunk,
-    ChunksWanted,
-    Hello,
-    Offer,
-)
+from tlt_server.wire.messages import MAX_CHUNKS_WANTED, MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, Offer
 from tlt_server.wire.sockets import TRAINER, Link
 
 HELLO_EVERY = ASK_AGAIN = 1.0
@@ -103,6 +95,7 @@ class Receiver:
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
         self._incoming: Incoming | None = None
         self._received: bytes | None = None
+        self._given_up: bytes | None = None
         self._hello_due = self._ask_due = 0.0
         self._heard = -SILENCE
         self._trainer = DrafterTrainer(address=link.address, connected=False)
@@ -116,6 +109,8 @@ class Receiver:
     def step(self) -> None:
         """Handles a message that has arrived, if there is one, and does what is due."""
         if (arrived := self._link.receive()) is not None:
+            if not self._trainer.connected and self.hello.offer == self._given_up:
+                self.hello = msgspec.structs.replace(self.hello, offer=None)  # there may be room for it by now
             self._heard = self._clock()
             self._hear(*arrived[1:])
         now = self._clock()
@@ -129,10 +124,7 @@ class Receiver:
     def change(self, **state: object) -> None:
         """Fields of the hello, which is sent at once, or as soon as there is a trainer."""
         self.hello = msgspec.structs.replace(self.hello, **state)
-        if self._link.send(self.hello):
-            self._hello_due = self._clock() + HELLO_EVERY
-        else:
-            self._hello_due = 0.0
+        self._hello_due = self._clock() + HELLO_EVERY if self._link.send(self.hello) else 0.0
         self.hello = msgspec.structs.replace(self.hello, load=None)
 
     def settle(self, version: int, reason: str = "", **state: object) -> None:
@@ -238,10 +230,11 @@ class Receiver:
         self.told(DrafterUpdate(str(path), update.version, update.trained_on))
 
     def _give_up(self, reason: str) -> None:
-        assert self._incoming is not None
-        self._incoming.path.unlink(missing_ok=True)
-        update, self._incoming = self._incoming.header, None
-        self._refuse(update, reason)
+        incoming = self._incoming
+        assert incoming is not None
+        incoming.path.unlink(missing_ok=True)
+        self._incoming, self._given_up = None, incoming.digest
+        self._refuse(incoming.header, reason)
 
     def _refuse(self, update: Offer, reason: str) -> None:
         self._report(refused=update.version, reason=reason)
