@@ -27,8 +27,14 @@ class Outgoing:
         self.chunks = [memoryview(file)[start : start + chunk_bytes] for start in range(0, len(file), chunk_bytes)]
         with ThreadPoolExecutor() as pool:  # hashing gives the interpreter lock away
             digests = b"".join(pool.map(lambda chunk: hashlib.sha256(chunk).digest(), self.chunks))
-        sizes = {"size": len(file), "chunk_bytes": chunk_bytes}
-        self.header = Offer(version=version, trained_on=trained_on, model=model, digests=digests, **sizes)
+        self.header = Offer(
+            version=version,
+            trained_on=trained_on,
+            model=model,
+            size=len(file),
+            chunk_bytes=chunk_bytes,
+            digests=digests,
+        )
         self.digest = self.header.digest
 
 
