@@ -51,15 +51,17 @@ class Incoming:
             while self.missing and self._is_next(file.read(self.header.chunk_bytes)):
                 self.next += 1
             file.truncate(min(self.next * self.header.chunk_bytes, self.header.size))
+        self.asked = self.next
 
     def add(self, chunk: Buffer) -> None:
         """Appends the chunk that is due. WireError: it is not what the sender said it would be."""
         if not self._is_next(chunk):
+            self.damaged, self.asked = self.damaged + 1, self.next
             raise WireError(f"chunk {self.next} of drafter {self.header.version} was damaged: its sha256 is wrong")
         with self.path.open("r+b") as file:
             file.seek(self.next * self.header.chunk_bytes)
             file.write(chunk)
-        self.next += 1
+        self.next, self.damaged = self.next + 1, 0
 
     def _is_next(self, chunk: Buffer) -> bool:
         return hashlib.sha256(chunk).digest() == self.header.digests[32 * self.next : 32 * (self.next + 1)]
@@ -118,7 +120,8 @@ class Receiver:
             self.change()
         is_heard = now - self._heard < SILENCE
         if self._incoming is not None and is_heard and now >= self._ask_due:
-            self._ask(self._incoming, self._incoming.next)
+            self._incoming.asked = self._incoming.next
+            self._go_on(self._incoming)
         self._report(connected=is_heard)
 
     def change(self, **state: object) -> None:
@@ -188,16 +191,18 @@ class Receiver:
         free = shutil.disk_usage(self._folder).free
         if incoming.missing > free:
             self._give_up(f"{self._folder} has {free} bytes free, {incoming.missing} are missing: make room")
-        elif not incoming.missing:
-            self._finish(incoming)
         else:
-            self._ask(incoming, incoming.next)
+            self._go_on(incoming)
 
-    def _ask(self, incoming: Incoming, start: int) -> None:
+    def _go_on(self, incoming: Incoming) -> None:
+        """Asks for more once half of what was asked for is here; ends where nothing is missing."""
         self._ask_due = self._clock() + ASK_AGAIN
-        incoming.asked = min(incoming.next + WINDOW, incoming.header.chunks)
-        if start < incoming.asked:
-            self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
+        if not incoming.missing:
+            self._finish(incoming)
+        elif incoming.asked - incoming.next <= WINDOW // 2:
+            start, incoming.asked = incoming.asked, min(incoming.next + WINDOW, incoming.header.chunks)
+            if start < incoming.asked:
+                self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
 
     def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
@@ -207,18 +212,10 @@ class Receiver:
             incoming.add(payload)
         except WireError as error:
             self._link.reject(TRAINER, str(error))
-            incoming.damaged += 1
             if incoming.damaged == MAX_DAMAGED:
                 self._give_up(f"{error}, {MAX_DAMAGED} times")
-            else:
-                self._ask(incoming, incoming.next)
-            return
-        incoming.damaged = 0
-        self._ask_due = self._clock() + ASK_AGAIN
-        if not incoming.missing:
-            self._finish(incoming)
-        elif incoming.asked - incoming.next <= WINDOW // 2:
-            self._ask(incoming, incoming.asked)
+                return
+        self._go_on(incoming)
 
     def _finish(self, incoming: Incoming) -> None:
         update = incoming.header
