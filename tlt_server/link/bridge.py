@@ -117,7 +117,7 @@ class Bridge:
                 self._lent = self._lent | tags if event.kind == "memory_released" else self._lent - tags
                 receiver.change(lent=bool(self._lent))
             case _ if is_past:
-                pass
+                pass  # the hello tells of it
             case "target_published":
                 name = short(str(detail["weight_version"] or receiver.hello.weight_version))
                 receiver.change(target_version=detail["version"], weight_version=name, shared="")
