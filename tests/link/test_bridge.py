@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ class Receiver(server.Receiver):
 
     def __init__(self) -> None:
         self.hello, self.said = HELLO, list[Hello]()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
     def change(self, **state: object) -> None:
         self.hello = msgspec.structs.replace(self.hello, **state)
@@ -128,7 +132,8 @@ def test_events_change_what_is_told() -> None:
     assert routes.asked["events"][:4] == [b"after=3", b"after=5", b"after=5", b"after=5"]
 
 
-def test_a_drafter_is_offered_but_not_what_was_overtaken() -> None:
+def test_a_drafter_is_offered_but_not_what_was_overtaken(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tlt_server")
     routes = Routes()
     routes.may_answer.clear()
 
@@ -146,6 +151,7 @@ def test_a_drafter_is_offered_but_not_what_was_overtaken() -> None:
         {"path": "/d/1", "version": 1, "trained_on": 0},
         {"path": "/d/4", "version": 4, "trained_on": 0},
     ]
+    assert [f"drafter {version} is skipped" in caplog.text for version in range(1, 5)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("status", [400, 401, 409, 500, 504])

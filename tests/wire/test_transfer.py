@@ -25,14 +25,8 @@ from tests.wire.ends import (
     step_until,
 )
 from tlt_server.errors import ConfigError, WireError
-from tlt_server.wire.messages import (
-    Chunk,
-    ChunksWanted,
-    Heartbeat,
-    Message,
-    Offer,
-)
-from tlt_server.wire.server import HELLO_EVERY, WINDOW
+from tlt_server.wire.messages import Chunk, ChunksWanted, Heartbeat, Message, Offer
+from tlt_server.wire.server import HELLO_EVERY, SILENCE, WINDOW
 
 
 def test_a_drafter_crosses(new_trainer: NewTrainer, new_server: NewServer) -> None:
@@ -181,6 +175,27 @@ def test_a_server_that_refused_is_not_offered_it_again(new_trainer: NewTrainer, 
         step_for(0.02, trainer, server)
     assert len(trainer.said()) >= 5
     assert offered.count(Heartbeat()) == len(offered) >= 5
+
+
+def test_what_could_not_be_written_is_fetched_from_a_trainer_that_is_back(
+    new_trainer: NewTrainer, new_server: NewServer, hands: Hands
+) -> None:
+    server = new_server(trainer := new_trainer(), clock=hands)
+    server.folder.rmdir()
+    trainer.publish(1, 0, drafter(1))
+    step_until(lambda: trainer.is_told(settled_drafter=1), trainer, server)
+    assert "No such file or directory" in trainer.said()[-1].reason
+    server.folder.mkdir()
+    hands.now += HELLO_EVERY
+    step_for(0.1, trainer, server)
+    assert not server.drafters()
+    step_for(0.05, server)
+    hands.now += SILENCE
+    step_until(lambda: not server.is_connected, server)
+    step_until(lambda: server.is_connected, trainer, server)
+    hands.now += HELLO_EVERY
+    step_until(server.drafters, trainer, server)
+    assert holds(server.folder / "drafter-1.safetensors", drafter(1))
 
 
 def test_a_server_of_another_model_is_turned_away(new_trainer: NewTrainer, new_server: NewServer) -> None:

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, RequestUnserved, TltClientError
 
@@ -15,8 +16,6 @@ from tlt_server.wire.messages import MAX_DEVICES, Hello, ModelIdentity, short
 from tlt_server.wire.server import Receiver
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 EVENTS_EVERY, LOAD_EVERY = 0.1, 0.25
 """Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
@@ -60,14 +59,18 @@ class Bridge:
             self._note(event, is_past=True)
         receiver.told = self.hear
         self._drafters: asyncio.Queue[DrafterUpdate] = asyncio.Queue()
-        self._reports: asyncio.Queue[DrafterTrainer] = asyncio.Queue(KEPT)
+        self._reports: deque[DrafterTrainer] = deque(maxlen=KEPT)
         self._is_connected = False
 
     async def run(self) -> None:
         """Until it is cancelled, or the server refuses what it may not refuse."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._offer(), self._follow(), self._weigh(), self._report(), self._share()):
-                tasks.create_task(work)
+            tasks.create_task(self._receiver.run())
+            tasks.create_task(self._offer())
+            tasks.create_task(self._share())
+            tasks.create_task(_repeat(self._follow, EVENTS_EVERY))
+            tasks.create_task(_repeat(self._report, EVENTS_EVERY))
+            tasks.create_task(_repeat(self._weigh, LOAD_EVERY))
 
     # -- from the receiver to the server --
 
@@ -77,14 +80,13 @@ class Bridge:
             self._drafters.put_nowait(told)
         else:
             self._is_connected = told.connected
-            if self._reports.full():
-                self._reports.get_nowait()
-            self._reports.put_nowait(told)
+            self._reports.append(told)
 
     async def _offer(self) -> None:
         while True:
             drafter = await self._drafters.get()
             while not self._drafters.empty():  # then this one's file is gone
+                log.info("drafter %s is skipped: a newer one has arrived", drafter.version)
                 drafter = self._drafters.get_nowait()
             try:
                 await self._client.update_drafter(drafter)
@@ -93,33 +95,29 @@ class Bridge:
                 self._receiver.settle(drafter.version or 0, str(error))
 
     async def _report(self) -> None:
-        while True:
-            trainer = await self._reports.get()
-            while await _served(self._client.report_trainer(trainer), or_else=False) is False:
-                await asyncio.sleep(EVENTS_EVERY)
+        while self._reports:
+            await self._client.report_trainer(self._reports[0])
+            self._reports.popleft()
 
     # -- from the server to the receiver --
 
     async def _follow(self) -> None:
-        while True:
-            for event in await _served(self._client.events(self._seen), or_else=[]):
-                self._note(event)
-            await asyncio.sleep(EVENTS_EVERY)
+        for event in await self._client.events(self._seen):
+            self._note(event)
 
     def _note(self, event: Event, *, is_past: bool = False) -> None:
         if event.replica != 0 or event.number <= self._seen:
             return
         self._seen = event.number
-        if event.kind in {"memory_released", "memory_resumed"}:
-            tags = frozenset(str(event.detail.get("tags", "")).split())
-            self._lent = self._lent | tags if event.kind == "memory_released" else self._lent - tags
-            self._receiver.change(lent=bool(self._lent))
-        elif not is_past:
-            self._pass_on(event.kind, event.detail)
-
-    def _pass_on(self, kind: str, detail: Any) -> None:
         receiver = self._receiver
-        match kind:
+        detail: Any = event.detail
+        match event.kind:
+            case "memory_released" | "memory_resumed":
+                tags = frozenset(str(detail.get("tags", "")).split())
+                self._lent = self._lent | tags if event.kind == "memory_released" else self._lent - tags
+                receiver.change(lent=bool(self._lent))
+            case _ if is_past:
+                pass  # the hello tells of it
             case "target_published":
                 name = short(str(detail["weight_version"] or receiver.hello.weight_version))
                 receiver.change(target_version=detail["version"], weight_version=name, shared="")
@@ -128,14 +126,12 @@ class Bridge:
                 newest = max(version, receiver.hello.newest_drafter)
                 receiver.settle(version, drafter_version=version, newest_drafter=newest)
             case "drafter_rolled_back":
-                gone, why = detail["from_version"], str(detail["why"])
-                receiver.settle(gone, f"rolled back: {why}", drafter_version=detail["version"])
+                why = f"rolled back: {detail['why']}"
+                receiver.settle(detail["from_version"], why, drafter_version=detail["version"])
 
     async def _weigh(self) -> None:
-        while True:
-            if load := await _served(self._client.load(), or_else=None):
-                self._receiver.change(load=load.running + load.waiting)
-            await asyncio.sleep(LOAD_EVERY)
+        load = await self._client.load()
+        self._receiver.change(load=load.running + load.waiting)
 
     async def _share(self) -> None:
         """Has the server write what drafters share with each target, while there is a trainer to read it."""
@@ -165,10 +161,11 @@ class Bridge:
             shutil.rmtree(path)
 
 
-async def _served(asking: Awaitable[T], or_else: T) -> T:
-    """The answer; something else where none came. A server that writes a large target, or ends, answers nobody."""
-    try:
-        return await asking
-    except RequestUnserved as error:
-        log.info("the server does not answer now: %s", error)
-        return or_else
+async def _repeat(work: Callable[[], Awaitable[None]], every: float) -> None:
+    """For ever, whether or not it is answered: a server that writes a large target, or ends, answers nobody."""
+    while True:
+        try:
+            await work()
+        except RequestUnserved as error:
+            log.info("the server does not answer now: %s", error)
+        await asyncio.sleep(every)

@@ -9,8 +9,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -27,8 +27,8 @@ from tlt_server.wire.sockets import CurveKeys, Link, Outlet
 
 log = logging.getLogger(__name__)
 
-HEALTH_EVERY = 0.5
-"""Seconds, until the server serves."""
+HEALTH_EVERY, LOOK_EVERY = 0.5, 0.1
+"""Seconds, until it is asked again whether the server serves; until either process sees that the other ends."""
 FIRST_PAUSE, LONGEST_PAUSE, STEADY, END_WITHIN = 1.0, 30.0, 60.0, 10.0
 """Seconds: before a process that died is started anew, doubled each time up to a most; of life, after which the pause
 is the first one again; for an orderly end."""
@@ -104,40 +104,42 @@ def _folder_for(place: str, drafter: Path) -> Path:
 def kept(main: Callable[..., None], *arguments: Any, first_pause: float = FIRST_PAUSE) -> Iterator[None]:
     """Meanwhile `main(pipe, *arguments)` runs in a process, started anew when it dies. By the pipe's end each side sees
     the other's death; what this side sends is the word to end."""
-    over, end = Pipe(duplex=False)
+    over = threading.Event()
     thread = threading.Thread(target=_keep, args=(over, first_pause, main, arguments), name="link-keeper", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        end.send_bytes(b"")  # closed, it may still be open in a server's processes, which are forks of this one
+        over.set()
         thread.join()
-        end.close()
-        over.close()
 
 
-def _keep(over: Connection, first_pause: float, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _keep(over: threading.Event, first_pause: float, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     pause, spawn = first_pause, get_context("spawn")
-    while True:
+    while not over.is_set():
         began = time.monotonic()
         ours, theirs = spawn.Pipe()
-        starter = spawn.Process(target=main, args=(theirs, *arguments))
-        starter.start()
-        theirs.close()
-        starter.join()
         with ours:
-            if over in wait([ours, over]):
-                with contextlib.suppress(ConnectionError):
-                    ours.send_bytes(b"")
-                if not ours.poll(END_WITHIN):
-                    log.warning("the link to the trainer has not ended after %.0f s; it will when it can", END_WITHIN)
-                return
+            starter = spawn.Process(target=main, args=(theirs, *arguments))
+            starter.start()
+            theirs.close()
+            starter.join()
+            while not ours.poll(LOOK_EVERY):
+                if over.is_set():
+                    _end(ours)
+                    return
         lived = time.monotonic() - began
         pause = first_pause if lived > STEADY else pause
         log.warning("the link to the drafter trainer died after %.0f s; it is started anew in %.0f s", lived, pause)
-        if over.poll(pause):
-            return
+        over.wait(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _end(link: Connection) -> None:
+    with contextlib.suppress(ConnectionError):
+        link.send_bytes(b"")  # closed, it may still be open in a server's processes, which are forks of this one
+    if not link.poll(END_WITHIN):
+        log.warning("the link to the trainer has not ended after %.0f s; it will when it can", END_WITHIN)
 
 
 # -- in the link's own ------------------------------------------------------------------------------------------------
@@ -158,23 +160,17 @@ def run(server: Connection, settings: LinkSettings) -> None:
     try:
         asyncio.run(_follow_until_told(server, settings))
     except* (TltError, TltClientError) as failed:
-        error: BaseException = failed
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        log.error("the link ends: %s", error)
+        log.error("the link ends: %s", failed.exceptions[0])
     finally:
         with contextlib.suppress(OSError):  # it never was, or a folder of the user's holds other files
             settings.folder.rmdir()
 
 
 async def _follow_until_told(server: Connection, settings: LinkSettings) -> None:
-    loop, working = asyncio.get_running_loop(), asyncio.create_task(follow(settings))
-
-    def end() -> None:
-        loop.remove_reader(server.fileno())
-        working.cancel()
-
-    loop.add_reader(server.fileno(), end)
+    working = asyncio.create_task(follow(settings))
+    while not (working.done() or server.poll()):
+        await asyncio.sleep(LOOK_EVERY)
+    working.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await working
 
@@ -192,12 +188,8 @@ async def follow(settings: LinkSettings) -> None:
             await asyncio.sleep(HEALTH_EVERY)
         hello, past = await greeting(client, name, model)
         log.info("%s follows the trainer at %s; drafters arrive in %s", name, address, folder)
-        link = Link(address, READS_TO_SERVER, name, curve)
-        receiver = Receiver(link, hello, folder, most=most)
-        bridge = Bridge(client, receiver, folder, past)
+        receiver = Receiver(Link(address, READS_TO_SERVER, name, curve), hello, folder, most=most)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(receiver.run())
-                tasks.create_task(bridge.run())
+            await Bridge(client, receiver, folder, past).run()
         finally:
             receiver.close()

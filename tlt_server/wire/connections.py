@@ -105,11 +105,8 @@ class Doorkeeper:
                     self._look(time.monotonic())
 
     def _accept(self, descriptor: int) -> None:
-        try:
-            line = socket.socket(fileno=os.dup(descriptor))
-        except OSError:  # it is gone already
-            return
-        self._open[descriptor] = _Connection(line, time.monotonic())
+        with contextlib.suppress(OSError):  # it is gone already
+            self._open[descriptor] = _Connection(socket.socket(fileno=os.dup(descriptor)), time.monotonic())
         if len(self._open) > self._bounds.connections:
             oldest = next(number for number, each in self._open.items() if not each.is_proved)  # this one is not
             self._cut(oldest, f"more than {self._bounds.connections} connections")
@@ -117,8 +114,7 @@ class Doorkeeper:
     def _look(self, now: float) -> None:
         if self._gone_at is not None and now - self._gone_at > FREED_AFTER:
             self._gone_at = None
-            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-                trim(0)  # glibc keeps a peer's tens of MiB wherever a few bytes after them are in use
+            ctypes.CDLL(None).malloc_trim(0)  # glibc keeps a peer's tens of MiB wherever a few bytes after are in use
         waiting = {descriptor: each.waiting for descriptor, each in self._open.items()}
         total = sum(waiting.values())
         for descriptor, size in sorted(waiting.items(), key=lambda item: -item[1]):

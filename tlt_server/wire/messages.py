@@ -74,7 +74,8 @@ class Hello(Message, frozen=True):
     newest_drafter: the highest version that it was given; it takes only higher ones.
     settled_drafter: the highest of which it is known what became: active, refused, or rolled back.
     reason: why the last one was refused or rolled back.
-    offer: digest of the last offer that it took up or refused. It need not be made again.
+    offer: digest of the last offer that it took up or refused. It need not be made again; None: any may be made, also
+        the one that it gave up before its trainer was away.
     devices: `wire.devices.identity`.
     load: requests running and waiting, counted just now; None: not counted.
     lent: memory of its devices was released.

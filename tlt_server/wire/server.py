@@ -12,15 +12,7 @@ import msgspec
 from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError, WireError
-from tlt_server.wire.messages import (
-    MAX_CHUNKS_WANTED,
-    MAX_REASON,
-    Buffer,
-    Chunk,
-    ChunksWanted,
-    Hello,
-    Offer,
-)
+from tlt_server.wire.messages import MAX_CHUNKS_WANTED, MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, Offer
 from tlt_server.wire.sockets import TRAINER, Link
 
 HELLO_EVERY = ASK_AGAIN = 1.0
@@ -59,15 +51,17 @@ class Incoming:
             while self.missing and self._is_next(file.read(self.header.chunk_bytes)):
                 self.next += 1
             file.truncate(min(self.next * self.header.chunk_bytes, self.header.size))
+        self.asked = self.next
 
     def add(self, chunk: Buffer) -> None:
         """Appends the chunk that is due. WireError: it is not what the sender said it would be."""
         if not self._is_next(chunk):
+            self.damaged, self.asked = self.damaged + 1, self.next
             raise WireError(f"chunk {self.next} of drafter {self.header.version} was damaged: its sha256 is wrong")
         with self.path.open("r+b") as file:
             file.seek(self.next * self.header.chunk_bytes)
             file.write(chunk)
-        self.next += 1
+        self.next, self.damaged = self.next + 1, 0
 
     def _is_next(self, chunk: Buffer) -> bool:
         return hashlib.sha256(chunk).digest() == self.header.digests[32 * self.next : 32 * (self.next + 1)]
@@ -103,6 +97,7 @@ class Receiver:
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
         self._incoming: Incoming | None = None
         self._received: bytes | None = None
+        self._given_up: bytes | None = None
         self._hello_due = self._ask_due = 0.0
         self._heard = -SILENCE
         self._trainer = DrafterTrainer(address=link.address, connected=False)
@@ -116,6 +111,8 @@ class Receiver:
     def step(self) -> None:
         """Handles a message that has arrived, if there is one, and does what is due."""
         if (arrived := self._link.receive()) is not None:
+            if not self._trainer.connected and self.hello.offer == self._given_up:
+                self.hello = msgspec.structs.replace(self.hello, offer=None)  # there may be room for it by now
             self._heard = self._clock()
             self._hear(*arrived[1:])
         now = self._clock()
@@ -123,16 +120,14 @@ class Receiver:
             self.change()
         is_heard = now - self._heard < SILENCE
         if self._incoming is not None and is_heard and now >= self._ask_due:
-            self._ask(self._incoming, self._incoming.next)
+            self._incoming.asked = self._incoming.next
+            self._go_on(self._incoming)
         self._report(connected=is_heard)
 
     def change(self, **state: object) -> None:
         """Fields of the hello, which is sent at once, or as soon as there is a trainer."""
         self.hello = msgspec.structs.replace(self.hello, **state)
-        if self._link.send(self.hello):
-            self._hello_due = self._clock() + HELLO_EVERY
-        else:
-            self._hello_due = 0.0
+        self._hello_due = self._clock() + HELLO_EVERY if self._link.send(self.hello) else 0.0
         self.hello = msgspec.structs.replace(self.hello, load=None)
 
     def settle(self, version: int, reason: str = "", **state: object) -> None:
@@ -196,16 +191,18 @@ class Receiver:
         free = shutil.disk_usage(self._folder).free
         if incoming.missing > free:
             self._give_up(f"{self._folder} has {free} bytes free, {incoming.missing} are missing: make room")
-        elif not incoming.missing:
-            self._finish(incoming)
         else:
-            self._ask(incoming, incoming.next)
+            self._go_on(incoming)
 
-    def _ask(self, incoming: Incoming, start: int) -> None:
+    def _go_on(self, incoming: Incoming) -> None:
+        """Asks for more once half of what was asked for is here; ends where nothing is missing."""
         self._ask_due = self._clock() + ASK_AGAIN
-        incoming.asked = min(incoming.next + WINDOW, incoming.header.chunks)
-        if start < incoming.asked:
-            self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
+        if not incoming.missing:
+            self._finish(incoming)
+        elif incoming.asked - incoming.next <= WINDOW // 2:
+            start, incoming.asked = incoming.asked, min(incoming.next + WINDOW, incoming.header.chunks)
+            if start < incoming.asked:
+                self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
 
     def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
@@ -215,18 +212,10 @@ class Receiver:
             incoming.add(payload)
         except WireError as error:
             self._link.reject(TRAINER, str(error))
-            incoming.damaged += 1
             if incoming.damaged == MAX_DAMAGED:
                 self._give_up(f"{error}, {MAX_DAMAGED} times")
-            else:
-                self._ask(incoming, incoming.next)
-            return
-        incoming.damaged = 0
-        self._ask_due = self._clock() + ASK_AGAIN
-        if not incoming.missing:
-            self._finish(incoming)
-        elif incoming.asked - incoming.next <= WINDOW // 2:
-            self._ask(incoming, incoming.asked)
+                return
+        self._go_on(incoming)
 
     def _finish(self, incoming: Incoming) -> None:
         update = incoming.header
@@ -238,10 +227,11 @@ class Receiver:
         self.told(DrafterUpdate(str(path), update.version, update.trained_on))
 
     def _give_up(self, reason: str) -> None:
-        assert self._incoming is not None
-        self._incoming.path.unlink(missing_ok=True)
-        update, self._incoming = self._incoming.header, None
-        self._refuse(update, reason)
+        incoming = self._incoming
+        assert incoming is not None
+        incoming.path.unlink(missing_ok=True)
+        self._incoming, self._given_up = None, incoming.digest
+        self._refuse(incoming.header, reason)
 
     def _refuse(self, update: Offer, reason: str) -> None:
         self._report(refused=update.version, reason=reason)

@@ -8,7 +8,6 @@
 Sending never blocks.
 """
 
-import asyncio
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
+import zmq.asyncio
 import zmq.auth
 from msgspec.msgpack import Decoder
 from zmq.auth.thread import ThreadAuthenticator
@@ -47,11 +47,10 @@ OTHERS = b"others"
 TRAINER = b"the trainer"
 """The one peer of a side that connects."""
 
-BINDS = {"handshake_ivl": 5000}
-CONNECTS = BINDS | {"immediate": True, "reconnect_ivl_max": 1000}
+OPTIONS = {"handshake_ivl": 5000, "immediate": True, "reconnect_ivl_max": 1000, "linger": 0}
 """Milliseconds. immediate: while nobody listens sending fails, rather than queue what is stale by then."""
 KEEPALIVE = {"tcp_keepalive": 1, "tcp_keepalive_idle": 5, "tcp_keepalive_intvl": 1, "tcp_keepalive_cnt": 5}
-KEEPALIVE |= {"tcp_maxrt": 5000, "linger": 0}
+KEEPALIVE |= {"tcp_maxrt": 5000}
 """The kernel gives up a TCP connection that is silent for 10 s. Not ZMTP's heartbeats: where one is due on a connection
 whose end libzmq 4.3.5 has seen, but not read to, it aborts the process (zeromq/libzmq issues 3937 and 4364, open)."""
 
@@ -80,9 +79,7 @@ class _End:
     Raises ConfigError: the address or a key cannot be used.
     """
 
-    def __init__(
-        self, address: str, kind: int, curve: CurveKeys | None, bounds: Bounds | None, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, address: str, kind: int, curve: CurveKeys | None, bounds: Bounds | None, **options: Any) -> None:
         _check_address(address, curve)
         self.read = 0
         self._context = zmq.Context()
@@ -90,15 +87,14 @@ class _End:
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
         self._door: Doorkeeper | None = None
         try:
-            for name, value in (KEEPALIVE | (CONNECTS if bounds is None else BINDS) | options).items():
+            for name, value in (OPTIONS | KEEPALIVE | options).items():
                 setattr(self._socket, name, value)
             if curve is not None:
                 self._secure(curve, binds=bounds is not None)
             if bounds is None:
                 self._socket.connect(address)
             else:
-                self._door = Doorkeeper(self._socket, bounds, address)
-                self._bind(address)
+                self._bind(address, bounds)
         except (zmq.ZMQError, OSError, ValueError, ConfigError) as error:
             self.close()
             raise ConfigError(f"link {address}: {error}") from error
@@ -120,7 +116,8 @@ class _End:
         self._authenticator.stop()
         self._context.term()
 
-    def _bind(self, address: str) -> None:
+    def _bind(self, address: str, bounds: Bounds) -> None:
+        self._door = Doorkeeper(self._socket, bounds, address)
         before = os.umask(0o077)  # to what is bound in the file system, its owner alone may connect
         try:
             self._socket.bind(address)
@@ -129,11 +126,11 @@ class _End:
 
     def _secure(self, curve: CurveKeys, *, binds: bool) -> None:
         socket = self._socket
-        socket.curve_publickey, secret = zmq.auth.load_certificate(curve.own)
+        public, secret = zmq.auth.load_certificate(curve.own)
         if secret is None:
             raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
         require_private(curve.own)
-        socket.curve_secretkey = secret
+        socket.curve_publickey, socket.curve_secretkey = public, secret
         if not binds:
             socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
             return
@@ -189,24 +186,17 @@ class Link(_End):
         options: dict[str, Any] = {"sndhwm": HIGH_WATER_MARK, "rcvhwm": HIGH_WATER_MARK}
         if name is None:  # mandatory: what cannot be sent is not dropped silently; handover: to a peer that is back
             options |= {"maxmsgsize": MAX_WORD_BYTES, "router_mandatory": True, "router_handover": True}
-            super().__init__(address, zmq.ROUTER, curve, bounds, options)
+            super().__init__(address, zmq.ROUTER, curve, bounds, **options)
         else:
             options |= {"maxmsgsize": MAX_CHUNK_BYTES + MAX_WORD_BYTES}
             options |= {"routing_id": f"{name}/{secrets.token_hex(4)}".encode()}
-            super().__init__(address, zmq.DEALER, curve, None, options)
+            super().__init__(address, zmq.DEALER, curve, None, **options)
 
     async def arrival(self, seconds: float) -> None:
         """As `wait`, in an event loop; what arrives while this side sends may be noticed only after `seconds`."""
-        loop, arrived, descriptor = asyncio.get_running_loop(), asyncio.Event(), int(self._socket.getsockopt(zmq.FD))
-        loop.add_reader(descriptor, arrived.set)
-        try:
-            if not self._socket.poll(0):
-                await asyncio.wait_for(arrived.wait(), seconds)
-            await asyncio.sleep(0)
-        except TimeoutError:
-            pass
-        finally:
-            loop.remove_reader(descriptor)
+        poller = zmq.asyncio.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        await poller.poll(int(seconds * 1000))
 
     def send(self, message: Message, payload: Buffer | None = None, to: bytes = TRAINER) -> bool:
         """False if the peer is away, or does not read."""
@@ -245,8 +235,7 @@ class Inlet(_End):
     """The trainer's end of the features link."""
 
     def __init__(self, address: str, curve: CurveKeys | None = None) -> None:
-        options = {"rcvhwm": FEATURES_WAITING, "maxmsgsize": MAX_FEATURES_BYTES}
-        super().__init__(address, zmq.PULL, curve, FEATURES, options)
+        super().__init__(address, zmq.PULL, curve, FEATURES, rcvhwm=FEATURES_WAITING, maxmsgsize=MAX_FEATURES_BYTES)
 
     def receive(self) -> list[Buffer] | None:
         """The frames of the next message; None if there is none."""
@@ -260,7 +249,7 @@ class Outlet(_End):
     """A server's end of the features link."""
 
     def __init__(self, address: str, curve: CurveKeys | None = None) -> None:
-        super().__init__(address, zmq.PUSH, curve, None, {"sndhwm": FEATURES_UNSENT})
+        super().__init__(address, zmq.PUSH, curve, None, sndhwm=FEATURES_UNSENT)
 
     @property
     def ready(self) -> bool:
