@@ -11,7 +11,7 @@ from tlt_server.trainer.learn.losses import Objective
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network, network
 from tlt_server.trainer.learn.packing import Pack
-from tlt_server.trainer.learn.team import TENSORS, End, Free, Join, Learn, Line, PackLayout
+from tlt_server.trainer.learn.team import End, Free, Join, Learn, Line
 
 
 def assist(leader: Line, objective_of: Callable[[Mapping[str, Any]], Objective]) -> None:
@@ -46,21 +46,15 @@ class Helper:
             with leader.device:
                 self._network = network(self._config)
         leader.receive(self._network.state_dict().values())
-        if order.frozen:
-            embedding, head = (layout.empty(leader.device) for layout in order.frozen)
-            leader.receive((embedding, head))
-            self._frozen = Frozen(embedding, head, order.version)
+        if order.frozen is not None:
+            embedding, head = leader.receive_like((order.frozen.embedding, order.frozen.head))
+            self._frozen = Frozen(embedding, head, order.frozen.version)
         assert self._frozen is not None
-        packs = [self._receive(layout) for layout in order.packs]
+        packs = [Pack(*leader.receive_like(each.tensors), each.bounds) for each in order.packs]
         self._network.zero_grad()
         loss = learn(self._network, self._frozen, self._objective, packs, order.chains)
         weights = list(self._network.parameters())
         leader.send((loss, *(torch.zeros_like(each) if each.grad is None else each.grad for each in weights)))
-
-    def _receive(self, pack: PackLayout) -> Pack:
-        tensors = {name: each.empty(self._leader.device) for name, each in zip(TENSORS, pack.tensors, strict=True)}
-        self._leader.receive(tensors.values())
-        return Pack(**tensors, bounds=pack.bounds)
 
     def free(self) -> None:
         """Leaves the GPU to others, but for what CUDA and NCCL hold themselves."""

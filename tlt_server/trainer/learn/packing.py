@@ -6,7 +6,7 @@ belongs to one run never reaches another, because attention, the steps of a chai
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -63,9 +63,13 @@ class Pack:
         index = torch.arange(len(self.tokens), device=self.tokens.device) + steps
         return index.minimum(self.last), (index <= self.last) & self.counted
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All fields but `bounds`, in order."""
+        return self.states, self.tokens, self.finals, self.positions, self.last, self.counted
+
     def to(self, device: torch.device) -> "Pack":
-        tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self) if field.name != "bounds"}
-        return replace(self, **tensors)
+        return Pack(*(each.to(device) for each in self.tensors), self.bounds)
 
     def attention(self, steps: int) -> Base:
         """Causal within each run, for chains of so many steps: the kernel for the device that the pack is on."""
