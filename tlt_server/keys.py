@@ -37,7 +37,7 @@ class Keys(NamedTuple):
     admin: str | None = None
 
     def __repr__(self) -> str:
-        return f"Keys(api={_shown(self.api)}, admin={_shown(self.admin)})"
+        return f"Keys(api={self.api and MASK}, admin={self.admin and MASK})"
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -57,10 +57,6 @@ class Keys(NamedTuple):
         for name, key in ((API, self.api), (ADMIN, self.admin)):
             if key:
                 os.environ[name] = key
-
-
-def _shown(key: str | None) -> str | None:
-    return MASK if key else None
 
 
 def read_private(path: Path) -> str:

@@ -198,7 +198,7 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *, insecure: bool = False) -> None:
+def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool) -> None:
     """Runs the rollout server until it is stopped. keys: that clients must show. insecure: others may get in.
 
     Raises ConfigError: settings, models or port that cannot be used.
@@ -215,7 +215,7 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *
     composed = compose(config, argv, gpu=gpu)
     config.to_environment()
     server_args = parse(composed)
-    keys = take_keys(server_args, keys or Keys.from_environment(), composed)
+    keys = take_keys(server_args, keys, composed)
     check_exposure(server_args, keyed=bool(keys.api), insecure=insecure)
     keys.to_environment()
     if server_args.nnodes == 1:

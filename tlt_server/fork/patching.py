@@ -34,7 +34,11 @@ def apply_series(series: Series, pristine: ZipFile) -> Mapping[str, PatchedFile]
     refuses, skips, or that touches anything but .py files."""
     with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
         tree = Path(scratch).resolve()
-        _refuse_repository(tree)
+        if (found := _git(tree, "rev-parse", "--git-dir")).returncode == 0:
+            raise ForkError(
+                f"{tree} lies inside the git repository {found.stdout.strip()}, where git skips patches silently:"
+                " set TMPDIR to a folder outside any repository"
+            )
         before: dict[str, bytes | None] = {}
         touched_by: dict[str, list[str]] = {}
         for patch in series.patches:
@@ -88,15 +92,6 @@ def _git(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], cwd=tree, env=env, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ForkError("git is not on PATH: the patches are applied with it, install it") from None
-
-
-def _refuse_repository(tree: Path) -> None:
-    found = _git(tree, "rev-parse", "--git-dir")
-    if found.returncode == 0:
-        raise ForkError(
-            f"{tree} lies inside the git repository {found.stdout.strip()}, where git skips patches silently:"
-            " set TMPDIR to a folder outside any repository"
-        )
 
 
 def _touched(tree: Path, patch: Patch) -> list[str]:

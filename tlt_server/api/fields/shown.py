@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tlt_server.api.fields.field import NEEDS, Effect, Field, Table
+from tlt_server.api.fields.field import IGNORED, NEEDS, REFUSED, Effect, Field, Table
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import SAMPLING
 from tlt_server.api.fields.routes import EMBEDDING, TABLES, UNSERVED
@@ -57,10 +57,10 @@ def _rows(fields: Iterable[Field]) -> str:
 
 def _note(field: Field) -> str:
     neutral = ", ".join(str(value).lower() for value in field.neutral)
-    needs = "honoured with {}" if field.effect is Effect.IGNORED else "needs {}"
+    needs = "honoured with {}" if field.effect is IGNORED else "needs {}"
     said = (
         field.note,
         needs.format(NEEDS[field.needs]) if field.needs else "",
-        f"neutral: {neutral}" if neutral and (field.needs or field.effect is Effect.REFUSED) else "",
+        f"neutral: {neutral}" if neutral and (field.needs or field.effect is REFUSED) else "",
     )
     return "; ".join(each for each in said if each).replace("|", "\\|")

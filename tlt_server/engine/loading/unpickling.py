@@ -142,18 +142,6 @@ def _parameter(data: Any, requires_grad: Any, *_: Any) -> Any:
     return torch.nn.Parameter(data, requires_grad=bool(requires_grad))
 
 
-def _size(*given: Any) -> torch.Size:
-    return torch.Size(*given)
-
-
-def _device(*given: Any) -> torch.device:
-    return torch.device(*given)
-
-
-def _ordered(*given: Any) -> OrderedDict[Any, Any]:
-    return OrderedDict(*given)
-
-
 def _by_descriptor(*_: Any) -> NoReturn:
     raise UpdateRefused(f"serialized tensors: a file descriptor cannot be sent over HTTP; {SHARE}")
 
@@ -172,9 +160,9 @@ MAKES: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_by_value,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch.storage", "_load_from_bytes"): _stored_bytes,
-    ("torch", "Size"): _size,
-    ("torch", "device"): _device,
-    ("collections", "OrderedDict"): _ordered,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+    ("collections", "OrderedDict"): OrderedDict,
 }
 TENSORS = {torch.Tensor: ("torch", "Tensor"), torch.nn.Parameter: ("torch.nn.parameter", "Parameter")}
 LEGACY: dict[str, Any] = {kind.__name__: kind for kind in torch._storage_classes if kind.__module__ == "torch"}

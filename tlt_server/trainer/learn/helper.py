@@ -1,6 +1,7 @@
 """What a rank other than 0 does: for each step that it is asked to, the gradients of the packs that it is sent."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,11 +51,15 @@ class Helper:
             embedding, head = leader.receive_like((order.frozen.embedding, order.frozen.head))
             self._frozen = Frozen(embedding, head, order.frozen.version)
         assert self._frozen is not None
-        packs = [Pack(*leader.receive_like(each.tensors), each.bounds) for each in order.packs]
+        packs = [self._receive(pack) for pack in order.packs]
         self._network.zero_grad()
         loss = learn(self._network, self._frozen, self._objective, packs, order.chains)
         weights = list(self._network.parameters())
         leader.send((loss, *(torch.zeros_like(each) if each.grad is None else each.grad for each in weights)))
+
+    def _receive(self, pack: Pack) -> Pack:
+        received = self._leader.receive_like(pack.tensors.values())
+        return replace(pack, **dict(zip(pack.tensors, received, strict=True)))
 
     def free(self) -> None:
         """Leaves the GPU to others, but for what CUDA and NCCL hold themselves."""

@@ -64,12 +64,12 @@ class Pack:
         return index.minimum(self.last), (index <= self.last) & self.counted
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> dict[str, Tensor]:
         """All fields but `bounds`, in order."""
-        return self.states, self.tokens, self.finals, self.positions, self.last, self.counted
+        return {name: each for name, each in vars(self).items() if name != "bounds"}
 
     def to(self, device: torch.device) -> "Pack":
-        return Pack(*(each.to(device) for each in self.tensors), self.bounds)
+        return replace(self, **{name: each.to(device) for name, each in self.tensors.items()})
 
     def attention(self, steps: int) -> Base:
         """Causal within each run, for chains of so many steps: the kernel for the device that the pack is on."""
@@ -106,7 +106,7 @@ def split(run: Run, budget: int) -> list[Run]:
 
 
 def within(runs: Iterable[Run], budget: int) -> list[Run]:
-    """The first `budget` entries of `runs`, the last run cut: what one pack holds."""
+    """The first `budget` entries of `runs`, the last run cut."""
     kept: list[Run] = []
     for run in runs:
         kept.append(split(run, budget)[0])

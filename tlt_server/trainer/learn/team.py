@@ -132,7 +132,7 @@ class Team:
             line.send((frozen.embedding, frozen.head))
             self._versions[rank] = frozen.version
         for pack in packs:
-            line.send(pack.tensors)
+            line.send(pack.tensors.values())
         self._helping.append(line)
 
     def gather(self, network: Network) -> Tensor:
