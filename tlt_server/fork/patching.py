@@ -44,7 +44,10 @@ def apply_series(series: Series, pristine: ZipFile) -> Mapping[str, PatchedFile]
         for patch in series.patches:
             for path in _touched(tree, patch):
                 if path not in before:
-                    before[path] = _unpack(pristine, path, tree)
+                    before[path] = content = pristine.read(path) if path in pristine.namelist() else None
+                    if content is not None:
+                        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+                        (tree / path).write_bytes(content)
                 touched_by.setdefault(path, []).append(patch.name)
             _apply(tree, patch, [path for path, names in touched_by.items() if names[-1] == patch.name])
         return {
@@ -104,16 +107,6 @@ def _touched(tree: Path, patch: Patch) -> list[str]:
         if not path.endswith(".py"):
             raise PatchError(f"{patch.path} changes {path}: only .py files can be marked as changed")
     return paths
-
-
-def _unpack(pristine: ZipFile, path: str, tree: Path) -> bytes | None:
-    """Put one file of the wheel into the tree; None where the wheel has no such file."""
-    if path not in pristine.namelist():
-        return None
-    target = tree / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(pristine.read(path))
-    return target.read_bytes()
 
 
 def _apply(tree: Path, patch: Patch, paths: list[str]) -> None:

@@ -5,7 +5,7 @@ SGLang's constructors read an arm from settings that hold for the whole server. 
 arm's. Without graphs, as on a CPU, everything else happens alike.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -191,8 +191,11 @@ class Graphs:
         bag = {name: getattr(get_spec(), name) for name in values}
         _override(**values)
         for runner in self._runners:
+            config = runner.server_args.cuda_graph_config
+            if sizes:
+                config = replace(config, decode=replace(config.decode, bs=list(sizes), max_bs=sizes[-1]))
             # override: upstream's constructors read an arm from settings of the whole server; put back after
-            runner.server_args = _changed(runner.server_args, values, sizes)
+            runner.server_args = changed(runner.server_args, **values, cuda_graph_config=config)
         try:
             with context, self.captures.capturing(kind, self.sharing(kind, arm), width) as made:
                 yield made
@@ -203,18 +206,13 @@ class Graphs:
                 runner.server_args = server_args
 
 
-def _changed(server_args: Any, values: Mapping[str, int], sizes: Sequence[int]) -> Any:
-    """A copy of `ServerArgs`, which lets nobody assign its fields."""
-    changed = copy(server_args)
-    graphs = {}
-    if sizes:
-        config = server_args.cuda_graph_config
-        decode = replace(config.decode, bs=list(sizes), max_bs=sizes[-1])
-        graphs = {"cuda_graph_config": replace(config, decode=decode)}
-    for name, value in {**values, **graphs}.items():
+def changed(server_args: Any, **values: Any) -> Any:
+    """A copy of `ServerArgs`, which lets nobody assign its fields, with other values."""
+    copied = copy(server_args)
+    for name, value in values.items():
         # override: of a copy: ServerArgs refuses assignment once a server has started
-        object.__setattr__(changed, name, value)
-    return changed
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def _override(**values: Any) -> None:

@@ -52,16 +52,12 @@ def _check(fits: bool, what: str) -> None:
 
 
 def _tensor(kind: type, storage: Any, metadata: tuple[int, Sequence[int], Sequence[int], bool]) -> Any:
+    """A view that reached beyond its storage would be read beyond the memory that the trainer shares."""
     offset, size, stride, requires_grad = metadata
-    _check_view(storage, offset, size, stride)
-    return reductions.rebuild_tensor(kind, storage, (offset, tuple(size), tuple(stride), bool(requires_grad)))
-
-
-def _check_view(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> None:
-    """A view that reaches beyond its storage would be read beyond the memory that the trainer shares."""
     _check(isinstance(storage, torch.storage.TypedStorage), f"a tensor is made of a {type(storage).__name__}")
     room = storage._untyped_storage.nbytes() // torch._utils._element_size(storage.dtype)
     _check_extent(room, offset, size, stride)
+    return reductions.rebuild_tensor(kind, storage, (offset, tuple(size), tuple(stride), bool(requires_grad)))
 
 
 def _check_extent(room: int, offset: int, size: Sequence[int], stride: Sequence[int]) -> None:
@@ -142,6 +138,18 @@ def _parameter(data: Any, requires_grad: Any, *_: Any) -> Any:
     return torch.nn.Parameter(data, requires_grad=bool(requires_grad))
 
 
+def _size(*given: Any) -> torch.Size:
+    return torch.Size(*given)
+
+
+def _device(*given: Any) -> torch.device:
+    return torch.device(*given)
+
+
+def _ordered(*given: Any) -> OrderedDict[Any, Any]:
+    return OrderedDict(*given)
+
+
 def _by_descriptor(*_: Any) -> NoReturn:
     raise UpdateRefused(f"serialized tensors: a file descriptor cannot be sent over HTTP; {SHARE}")
 
@@ -160,9 +168,9 @@ MAKES: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_by_value,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch.storage", "_load_from_bytes"): _stored_bytes,
-    ("torch", "Size"): torch.Size,
-    ("torch", "device"): torch.device,
-    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): _size,
+    ("torch", "device"): _device,
+    ("collections", "OrderedDict"): _ordered,
 }
 TENSORS = {torch.Tensor: ("torch", "Tensor"), torch.nn.Parameter: ("torch.nn.parameter", "Parameter")}
 LEGACY: dict[str, Any] = {kind.__name__: kind for kind in torch._storage_classes if kind.__module__ == "torch"}
