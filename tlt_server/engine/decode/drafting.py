@@ -32,10 +32,11 @@ class Drafting(EagleDraftWorker):
         nodes, rows = self.speculative_num_draft_tokens, self.rows
         if rows < nodes:
             batch.out_cache_loc = _front(batch.out_cache_loc, nodes, rows)
-            whole, batch_result = batch_result, copy(batch_result)  # the draft input that is written to is the same one
-            batch_result.next_token_ids = _front(whole.next_token_ids, nodes, rows)
-            batch_result.logits_output = copy(whole.logits_output)
-            batch_result.logits_output.hidden_states = _front(whole.logits_output.hidden_states, nodes, rows)
+            front = copy(batch_result)  # the draft input that it writes to is the same one
+            front.next_token_ids = _front(batch_result.next_token_ids, nodes, rows)
+            front.logits_output = copy(batch_result.logits_output)
+            front.logits_output.hidden_states = _front(batch_result.logits_output.hidden_states, nodes, rows)
+            batch_result = front
         self.read(batch, batch_result)
 
     @property
