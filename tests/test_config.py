@@ -18,6 +18,7 @@ from tlt_server.config import (
     Trainer,
     Watchfulness,
     beside,
+    read_toml,
 )
 from tlt_server.errors import ConfigError
 
@@ -90,7 +91,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "tlt.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        ServerConfig.from_file(str(file))
+        read_toml(file, ServerConfig)
 
 
 def test_features_are_tapped_for_a_trainer_unless_it_is_said(tmp_path: Path) -> None:
@@ -130,8 +131,8 @@ def test_the_environment_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_of_graphs_is_bounded_or_they_are_captured_naively(tmp_path: Path) -> None:
     file = tmp_path / "tlt.toml"
     file.write_text('graph_sharing = "none"\n')
-    assert read_config(file).graph_bytes is None
-    assert read_config(None, graph_memory_gb=1.5).graph_bytes == 1.5e9
+    assert read_config(file).graph_memory_gb is None
+    assert read_config(None, graph_memory_gb=1.5).graph_memory_gb == 1.5
     with pytest.raises(ConfigError, match="drop one of the two"):
         read_config(file, graph_memory_gb=1.5)
     with pytest.raises(ConfigError, match="must be more than 0"):

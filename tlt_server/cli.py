@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import AUTO, Arm, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness
+from tlt_server.config import AUTO, Arm, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness, read_toml
 from tlt_server.errors import ConfigError, DemoFailed, TltError
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
 
@@ -81,9 +81,9 @@ def drafter_init(
     """Make a drafter of the right shape for a target, which has learnt nothing yet."""
     if (draft_vocab is None) != (token_counts is None):
         raise ConfigError("--draft-vocab and --token-counts: give both, or neither")
-    from tlt_server.drafter.folder import DraftVocabulary, create
+    from tlt_server.drafter.folder import create
 
-    known = None if draft_vocab is None or token_counts is None else DraftVocabulary(draft_vocab, token_counts)
+    known = None if draft_vocab is None or token_counts is None else (draft_vocab, token_counts)
     config = create(target, out, kind, known, seed)
     _out.print(f"{out} made: {config.architectures[0]}, untrained")
 
@@ -269,7 +269,7 @@ def read_config(
     """Our settings: the file's, overridden by the flags that were given; `others` need no parsing."""
     import msgspec
 
-    config = ServerConfig.from_file(str(path)) if path else ServerConfig()
+    config = read_toml(path, ServerConfig) if path else ServerConfig()
     given = {
         "drafter": drafter,
         "arms": AUTO if arms == [AUTO] else tuple(map(Arm.parse, arms)) if arms else None,

@@ -216,11 +216,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return CANDIDATES if isinstance(self.arms, str) else self.arms
 
     @property
-    def graph_bytes(self) -> float | None:
-        """`graph_memory_gb` in bytes."""
-        return None if self.graph_memory_gb is None else self.graph_memory_gb * 1e9
-
-    @property
     def begins_untrained(self) -> bool:
         """Whether the drafter of the start has learnt nothing: no step may draft until another is active."""
         return self.drafter == AUTO and self.speculation
@@ -239,14 +234,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The config of the server that this process belongs to."""
         return msgspec.json.decode(os.environ[ENVIRONMENT_VARIABLE], type=cls)
 
-    @classmethod
-    def from_file(cls, path: str) -> Self:
-        """From a TOML file. ConfigError: it is missing, not TOML, or holds an unknown or ill-typed key."""
-        return read_toml(Path(path), cls)
-
 
 def read_toml(path: Path, kind: type[T]) -> T:
-    """A config file. ConfigError: it is missing, not TOML, or not of this kind."""
+    """A config file. ConfigError: it is missing, not TOML, or holds an unknown or ill-typed key."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=kind)
     except OSError as error:

@@ -37,7 +37,7 @@ class Keys(NamedTuple):
     admin: str | None = None
 
     def __repr__(self) -> str:
-        return f"Keys(api={_shown(self.api)}, admin={_shown(self.admin)})"
+        return f"Keys(api={self.api and MASK}, admin={self.admin and MASK})"
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -57,10 +57,6 @@ class Keys(NamedTuple):
         for name, key in ((API, self.api), (ADMIN, self.admin)):
             if key:
                 os.environ[name] = key
-
-
-def _shown(key: str | None) -> str | None:
-    return MASK if key else None
 
 
 def read_private(path: Path) -> str:
@@ -130,16 +126,14 @@ def masked(value: Any, name: str = "") -> Any:
         return {key: masked(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [masked(each, name) for each in value]
-    return _masked(value, name) if isinstance(value, str) and value else value
-
-
-def _masked(text: str, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        return value
     if _SECRET.search(name):
         return MASK
     try:
-        return json.dumps(masked(json.loads(text))) if text.startswith("{") else _USER_IN_URL.sub(MASK, text)
+        return json.dumps(masked(json.loads(value))) if value.startswith("{") else _USER_IN_URL.sub(MASK, value)
     except ValueError:  # not JSON after all
-        return text
+        return value
 
 
 def described(settings: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import Arm, DrafterKind, ServerConfig, Trainer, widest
+from tlt_server.config import DrafterKind, ServerConfig, Trainer, widest
 from tlt_server.errors import ConfigError
 from tlt_server.keys import MASK, Keys, password, require_private
 from tlt_server.preflight import check_exposure, check_models, check_port, check_threads, drafter_algorithm
@@ -69,23 +69,20 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
     if drafter and config.speculation and not own:
         if config.begins_untrained:
             drafter = _make_drafter(argv, config.drafter_kind, added.get("--model-path"))
-        added |= _speculation(drafter, widest(config.to_try))
+        arm = widest(config.to_try)
+        added |= {
+            "--speculative-algorithm": drafter_algorithm(drafter),
+            "--speculative-draft-model-path": drafter,
+            "--speculative-num-steps": str(arm.num_steps),
+            "--speculative-eagle-topk": str(arm.topk),
+            "--speculative-num-draft-tokens": str(arm.num_draft_tokens),
+        }
     if not gpu:
         added |= CPU_FLAGS
     flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]
     if config.trainer and not _given(argv, QUIETLY[0]):
         flags.append(QUIETLY)
     return [*argv, *(word for words in flags for word in words)]
-
-
-def _speculation(drafter: str, arm: Arm) -> dict[str, str]:
-    return {
-        "--speculative-algorithm": drafter_algorithm(drafter),
-        "--speculative-draft-model-path": drafter,
-        "--speculative-num-steps": str(arm.num_steps),
-        "--speculative-eagle-topk": str(arm.topk),
-        "--speculative-num-draft-tokens": str(arm.num_draft_tokens),
-    }
 
 
 def _make_drafter(argv: Sequence[str], kind: DrafterKind, embedded_target: str | None) -> str:
@@ -198,24 +195,24 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def serve(config: ServerConfig, argv: Sequence[str], keys: Keys | None = None, *, insecure: bool = False) -> None:
+def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool) -> None:
     """Runs the rollout server until it is stopped. keys: that clients must show. insecure: others may get in.
 
     Raises ConfigError: settings, models or port that cannot be used.
     Raises UnsupportedError: a combination of features that would not work.
     """
-    from tlt_server.engine.cpu.install import stay_single_threaded
+    import torch
 
     gpu = has_gpu()
     for name, value in (GPU_ENVIRONMENT if gpu else CPU_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
     if not gpu:
         check_threads(os.environ["OMP_NUM_THREADS"])
-        stay_single_threaded()
+        torch.set_num_threads(1)  # a fork has no others, and would wait for them for ever
     composed = compose(config, argv, gpu=gpu)
     config.to_environment()
     server_args = parse(composed)
-    keys = take_keys(server_args, keys or Keys.from_environment(), composed)
+    keys = take_keys(server_args, keys, composed)
     check_exposure(server_args, keyed=bool(keys.api), insecure=insecure)
     keys.to_environment()
     if server_args.nnodes == 1:

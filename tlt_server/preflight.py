@@ -103,16 +103,10 @@ def is_loopback(host: str) -> bool:
 
 def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
     """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it."""
-    open_to = [] if insecure else [fault for fault, there in _openings(settings, keyed=keyed) if there]
-    if open_to:
-        raise ConfigError(f"{'; '.join(open_to)}. On a network that you trust with all of this machine: --insecure")
-
-
-def _openings(settings: Any, *, keyed: bool) -> list[tuple[str, bool]]:
     local = is_loopback(settings.host)
     grpc = bool(settings.grpc_port or settings.smg_grpc_mode or settings.grpc_mode)
     spread = settings.nnodes > 1 or settings.disaggregation_mode != "null" or settings.encoder_only
-    return [
+    openings = [
         (
             f"--host {settings.host} lets other machines in, and no key is asked for. Give TLT_API_KEY or "
             "--api-key-file FILE, or take --host 127.0.0.1",
@@ -129,6 +123,9 @@ def _openings(settings: Any, *, keyed: bool) -> list[tuple[str, bool]]:
             bool(settings.enable_custom_logit_processor),
         ),
     ]
+    open_to = [fault for fault, there in openings if there]
+    if open_to and not insecure:
+        raise ConfigError(f"{'; '.join(open_to)}. On a network that you trust with all of this machine: --insecure")
 
 
 def check_threads(threads: str) -> None:

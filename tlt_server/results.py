@@ -39,7 +39,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]) -> Result:
     """A result of this machine, now."""
+    import torch
+
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gpus = (torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -47,7 +51,7 @@ def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]
     return Result(
         name=name,
         date=now.isoformat(),
-        machine=describe_machine(),
+        machine=", ".join([platform.machine(), f"{os.cpu_count()} cores", f"{gigabytes:.0f} GB", *gpus]),
         versions=versions,
         revision=git_revision(),
         argv=argv,
@@ -88,15 +92,6 @@ def read(path: Path) -> Result:
         raise ConfigError(f"result {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"result {path}: not what a benchmark kept by --json ({error})") from error
-
-
-def describe_machine() -> str:
-    """Cores, memory and GPUs of this machine, in words."""
-    import torch
-
-    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    gpus = (torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    return ", ".join([platform.machine(), f"{os.cpu_count()} cores", f"{gigabytes:.0f} GB", *gpus])
 
 
 def git_revision() -> str:

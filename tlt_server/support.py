@@ -23,19 +23,15 @@ class Feature(NamedTuple):
     refusal: str | None = None
 
 
-def _algorithm(args: Args) -> str:
-    return str(args.speculative_algorithm)
-
-
 def _drafts(algorithm: str, tree: bool, args: Args) -> bool:
-    return _algorithm(args) == algorithm and (args.speculative_eagle_topk > 1) == tree
+    return bool(args.speculative_algorithm == algorithm and (args.speculative_eagle_topk > 1) == tree)
 
 
 def _own_head(args: Args) -> bool:
     """SGLang turns NEXTN into EAGLE with the target's own folder as the drafter's."""
     own = args.speculative_draft_model_path in (None, args.model_path)
-    eagle = _algorithm(args) in ("EAGLE", "EAGLE3")
-    return _algorithm(args) == "NEXTN" or (eagle and own) or bool(args.enable_multi_layer_eagle)
+    eagle = args.speculative_algorithm in ("EAGLE", "EAGLE3")
+    return args.speculative_algorithm == "NEXTN" or (eagle and own) or bool(args.enable_multi_layer_eagle)
 
 
 UNTESTED = "not tested with our verification yet"
@@ -77,19 +73,14 @@ FEATURES: Sequence[Feature] = (
     Feature(
         "NGRAM drafting",
         "--speculative-algorithm NGRAM",
-        lambda a: _algorithm(a) == "NGRAM",
+        lambda a: a.speculative_algorithm == "NGRAM",
         "it verifies by upstream's sampler, which ignores min_p",
     ),
-    Feature(
-        "MTP: a draft head that belongs to the target",
-        "--speculative-algorithm NEXTN",
-        _own_head,
-        UNTESTED,
-    ),
+    Feature("MTP: a draft head that belongs to the target", "--speculative-algorithm NEXTN", _own_head, UNTESTED),
     Feature(
         "Stand-alone and other drafters",
         "--speculative-algorithm STANDALONE",
-        lambda a: _algorithm(a) not in ("EAGLE", "EAGLE3", "NGRAM", "NEXTN"),
+        lambda a: a.speculative_algorithm not in ("EAGLE", "EAGLE3", "NGRAM", "NEXTN"),
         UNTESTED,
     ),
     Feature(

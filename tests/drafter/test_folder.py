@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests.drafter.conftest import write_config
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths, eagle3_path
-from tlt_server.drafter.folder import DraftVocabulary, cached, create
+from tlt_server.drafter.folder import cached, create
 from tlt_server.drafter.layout import most_frequent, read_counts, vocabulary_of
 from tlt_server.errors import ConfigError
 
@@ -137,7 +137,7 @@ def test_counts_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> Non
         read_counts(tmp_path / "none.json", 96)
 
 
-def _vocabulary(folder: Path, counts: dict[str, Any]) -> DraftVocabulary:
+def _vocabulary(folder: Path, counts: dict[str, Any]) -> tuple[int, Path]:
     path = folder / "counts.json"
     path.write_text(json.dumps(counts))
-    return DraftVocabulary(2, path)
+    return 2, path

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.drafter.conftest import FAMILIES
 from tlt_server.config import DrafterKind
-from tlt_server.drafter.folder import DraftVocabulary, create
+from tlt_server.drafter.folder import create
 
 pytestmark = pytest.mark.server
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -28,7 +28,7 @@ def loaded(targets: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
     for family, kind in product(FAMILIES, DrafterKind):
         create(str(targets[family]), base / f"{family}-{kind}", kind)
     (base / "counts.json").write_text('{"7": 3, "90": 2, "8": 1}')
-    create(str(targets["qwen2"]), base / "reduced", DrafterKind.EAGLE3, DraftVocabulary(3, base / "counts.json"))
+    create(str(targets["qwen2"]), base / "reduced", DrafterKind.EAGLE3, (3, base / "counts.json"))
     folders = [str(base / name) for name in (*MADE, "reduced")]
     done = subprocess.run([sys.executable, "-m", "tests.drafter.loading", *folders], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.drafter.test_loading import SHARED, fused
 from tests.trainer.models import FOLDERS, TARGET_FOLDER, frozen
 from tlt_server.config import DrafterKind
-from tlt_server.drafter.folder import DraftVocabulary, create
+from tlt_server.drafter.folder import create
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.learn.loop import Trainer
@@ -39,7 +39,7 @@ def saved(drafter: Drafter, folder: Path) -> None:
 def with_its_own_head(folder: Path) -> Path:
     folder.mkdir()
     (folder / "counts.json").write_text('{"7": 3, "90": 2, "8": 1}')
-    create(str(TARGET_FOLDER), folder / "in", DrafterKind.EAGLE3, DraftVocabulary(3, folder / "counts.json"))
+    create(str(TARGET_FOLDER), folder / "in", DrafterKind.EAGLE3, (3, folder / "counts.json"))
     return folder / "in"
 
 

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.drafter.conftest import FAMILIES, write_config
 from tests.trainer.models import FOLDERS, TARGET_FOLDER, frozen
 from tlt_server.config import DrafterKind
-from tlt_server.drafter.folder import DraftVocabulary, create
+from tlt_server.drafter.folder import create
 from tlt_server.drafter.networks import Rope
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.learn.network import network
@@ -43,7 +43,7 @@ def test_an_untrained_drafter_goes_in_and_out_unchanged(family: str, kind: Draft
 
 def test_a_vocabulary_of_its_own_goes_in_and_out_unchanged(tmp_path: Path) -> None:
     (tmp_path / "counts.json").write_text('{"7": 3, "90": 2, "8": 1}')
-    vocabulary = DraftVocabulary(3, tmp_path / "counts.json")
+    vocabulary = (3, tmp_path / "counts.json")
     create(str(TARGET_FOLDER), tmp_path / "in", DrafterKind.EAGLE3, vocabulary)
     drafter = load_drafter(tmp_path / "in")
     assert drafter.network.draft_tokens is not None

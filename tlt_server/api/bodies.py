@@ -108,18 +108,13 @@ def _within_world(body: Any) -> None:
         raise ValueError(f"rank_offset {body.rank_offset} must be below world_size {body.world_size}")
 
 
-class BeginUpdate(msgspec.Struct):
-    """Ours."""
-
-    selector: Text | None = None
-    allow_partial: bool = False
-
-
 BODIES: Mapping[str, type[msgspec.Struct]] = {
     "/pause_generation": body_of("PauseGenerationReqInput"),
     "/continue_generation": body_of("ContinueGenerationReqInput"),
     "/abort_request": body_of("AbortReq"),
-    "/begin_weight_update": BeginUpdate,
+    "/begin_weight_update": msgspec.defstruct(
+        "BeginUpdate", [("selector", Text | None, None), ("allow_partial", bool, False)]
+    ),
     "/update_weight_version": body_of("UpdateWeightVersionReqInput"),
     "/update_weights_from_disk": body_of("UpdateWeightFromDiskReqInput"),
     "/update_weights_from_tensor": body_of("UpdateWeightsFromTensorReqInput"),

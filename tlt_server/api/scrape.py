@@ -21,15 +21,11 @@ class ServerCollector(multiprocess.MultiProcessCollector):
     def collect(self) -> Iterator[Metric]:
         families = list(super().collect())  # type: ignore[no-untyped-call]
         yield from families
-        yield from _uncounted({family.name for family in families})
+        counted = {family.name for family in families}
+        for metric in (DRAFTS, DRAFT_TOKENS):
+            if metric.name not in counted:  # else it would lack the first draft's minute in a rate
+                yield CounterMetricFamily(metric.name, metric.help, value=0)
         yield from derived(SpecCounts.read(families))
-
-
-def _uncounted(counted: set[str]) -> Iterator[Metric]:
-    """Zeros before the first draft: a counter that appears only then would lack its first minute in a rate."""
-    for metric in (DRAFTS, DRAFT_TOKENS):
-        if metric.name not in counted:
-            yield CounterMetricFamily(metric.name, metric.help, value=0)
 
 
 def derived(counts: SpecCounts) -> Iterator[Metric]:
@@ -42,13 +38,9 @@ def derived(counts: SpecCounts) -> Iterator[Metric]:
     for position, value in enumerate(counts.accepted_per_position):
         by_position.add_metric([str(position)], value)
     yield by_position
-    yield _accept_length_histogram(counts)
-
-
-def _accept_length_histogram(counts: SpecCounts) -> Metric:
-    """A pass gave at most k + 1 tokens unless its draft was accepted beyond depth k."""
+    # a pass gave at most k + 1 tokens unless its draft was accepted beyond depth k
     buckets = [(str(k + 1.0), counts.drafts - n) for k, n in enumerate(counts.accepted_per_position)]
     buckets.append(("+Inf", counts.drafts))
-    return HistogramMetricFamily(
+    yield HistogramMetricFamily(
         ACCEPT_LENGTH.name, ACCEPT_LENGTH.help, buckets=buckets, sum_value=counts.drafts + counts.accepted_tokens
     )

@@ -87,7 +87,11 @@ def solve(problem: Problem, rng: random.Random, task: Task = DEMO) -> str:
         text += lines
         if result in results or len(text) > task.longest:
             break
-        move = _next_move(first=not results, rng=rng)
+        dice = rng.random()
+        if results:
+            move = "check" if dice < RECHECK else "again"
+        else:
+            move = "answer" if dice < FINISH else "check" if dice < FINISH + CHECK else "again"
         results.append(result)
         if move == "check":
             line, passed = _cast_out_nines(problem, result, rng)
@@ -120,13 +124,6 @@ def _draw(count: int, seed: int, task: Task, *, held_out: bool) -> list[Problem]
 def _is_held_out(left: int, right: int) -> bool:
     """The same for both orders of the factors, or `12*34` would teach `34*12`."""
     return zlib.crc32(f"{min(left, right)}*{max(left, right)}".encode()) % HELD_OUT == 0
-
-
-def _next_move(*, first: bool, rng: random.Random) -> str:
-    dice = rng.random()
-    if first:
-        return "answer" if dice < FINISH else "check" if dice < FINISH + CHECK else "again"
-    return "check" if dice < RECHECK else "again"
 
 
 def _attempt(problem: Problem, rng: random.Random) -> tuple[str, int]:

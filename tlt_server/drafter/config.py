@@ -95,8 +95,10 @@ def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
 def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | None = None) -> DrafterConfig:
     """The config of a drafter with one layer of the target's sizes. draft_vocab: tokens that it can propose; None: all.
     Raises ConfigError: a vocabulary that cannot be, or too shallow a target."""
-    if draft_vocab is not None:
-        _check_vocab(target, kind, draft_vocab)
+    if draft_vocab is not None and kind is DrafterKind.EAGLE:
+        raise ConfigError(f"draft vocabulary {draft_vocab}: EAGLE has the target's head. Drop it, or make an eagle3")
+    if draft_vocab is not None and not 0 < draft_vocab < target.vocab_size:
+        raise ConfigError(f"draft vocabulary {draft_vocab}: must lie between 1 and {target.vocab_size - 1}")
     common = {name: getattr(target, name) for name in ModelConfig.__struct_fields__}
     common |= {
         "num_hidden_layers": 1,
@@ -124,10 +126,3 @@ def eagle3_layers(layers: int) -> tuple[int, ...]:
         raise ConfigError(f"EAGLE-3 reads {EAGLE3_LAYERS} layers before the last; the target has {layers} in all")
     early, middle, late = 1, layers // 2 - 1, layers - 4
     return (early, middle, late) if early < middle < late else (layers - 4, layers - 3, layers - 2)
-
-
-def _check_vocab(target: ModelConfig, kind: DrafterKind, draft_vocab: int) -> None:
-    if kind is DrafterKind.EAGLE:
-        raise ConfigError(f"draft vocabulary {draft_vocab}: EAGLE has the target's head. Drop it, or make an eagle3")
-    if not 0 < draft_vocab < target.vocab_size:
-        raise ConfigError(f"draft vocabulary {draft_vocab}: must lie between 1 and {target.vocab_size - 1}")

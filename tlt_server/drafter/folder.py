@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -18,33 +17,28 @@ from tlt_server.drafter.target import find_target, read_tensor
 from tlt_server.errors import ConfigError
 
 
-class DraftVocabulary(NamedTuple):
-    """A drafter's own: its size, and a file that says how often each token of the target occurs."""
-
-    size: int
-    counts: Path
-
-
 def create(
     target: str,
     out: Path,
     kind: DrafterKind = DrafterKind.EAGLE,
-    draft_vocab: DraftVocabulary | None = None,
+    draft_vocab: tuple[int, Path] | None = None,
     seed: int = 0,
 ) -> DrafterConfig:
     """Writes a drafter that has learnt nothing to a new folder, whole or not at all.
 
     target: a folder, or a name on the hub. Its weights are read for a draft vocabulary alone.
-    draft_vocab: the drafter knows the most frequent tokens alone; its head starts as their rows of the target's.
+    draft_vocab: how many tokens the drafter knows, the most frequent ones, by a file that says how often each token of
+        the target occurs; its head starts as their rows of the target's. None: all.
     Raises ConfigError: a target that no drafter can be made for, or a folder that cannot be made.
     """
     folder, target_config = find_target(target)
-    config = drafter_config(target_config, kind, draft_vocab.size if draft_vocab else None)
+    config = drafter_config(target_config, kind, draft_vocab[0] if draft_vocab else None)
     if out.exists():
         raise ConfigError(f"{out}: exists. Remove it, or name another folder")
     tensors = initial_weights(config, seed)
     if draft_vocab:
-        tokens = most_frequent(read_counts(draft_vocab.counts, config.vocab_size), draft_vocab.size)
+        size, counts = draft_vocab
+        tokens = most_frequent(read_counts(counts, config.vocab_size), size)
         head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight")  # the latter where they are tied
         tensors["lm_head.weight"] = head[tokens].to(tensors["lm_head.weight"])
         tensors |= vocabulary_of(tokens, config.vocab_size)

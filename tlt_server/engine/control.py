@@ -84,17 +84,17 @@ def _passed_on(scheduler: Any, recv_req: Any) -> Any:
 def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
     """The edge beyond which an exception would end the server."""
     try:
-        ask = unpack_ask(recv_req.body)
-        if isinstance(ask, messages.Pausing):
-            scheduler.weight_updater.state.publications.paused()
-            return None  # nobody waits for an answer: it would be taken for that of another message
-        if isinstance(ask, messages.Announce):
-            scheduler.weight_updater.state.speculation.hear(ask.table)
-            return None
-        if isinstance(ask, messages.Probe):
-            _drafter(scheduler.weight_updater.state).probe(ask.why)
-            return None
-        answer = _answer(scheduler, ask)
+        ask, state = unpack_ask(recv_req.body), scheduler.weight_updater.state
+        answer = None  # of some messages nobody waits for one: it would be taken for that of another
+        match ask:
+            case messages.Pausing():
+                state.publications.paused()
+            case messages.Announce(table):
+                state.speculation.hear(table)
+            case messages.Probe(why):
+                _drafter(state).probe(why)
+            case _:
+                answer = _answer(scheduler, ask)
     except UpdateRefused as refused:
         answer = Answer(refusal=str(refused), out_of_turn=isinstance(refused, OutOfTurn))
     except ConfigError as error:
@@ -102,7 +102,7 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
     except Exception as error:
         logger.exception("a control message failed")
         answer = Answer(failure=f"{type(error).__name__}: {error}")
-    return TltReqOutput(body=pack(answer))
+    return None if answer is None else TltReqOutput(body=pack(answer))
 
 
 def _answer(scheduler: Any, ask: Ask) -> Answer:

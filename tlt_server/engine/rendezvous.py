@@ -21,17 +21,15 @@ def loopback_store(port: int) -> str:
 
 def _meet(url: str, timeout: timedelta = DEFAULT, **_: Any) -> Iterator[tuple[Store, int, int]]:
     asked = urlsplit(url)
-    query = {name: int(values[0]) for name, values in parse_qs(asked.query).items()}
-    yield _store(asked.port or 0, query["rank"], query["world_size"], timeout), query["rank"], query["world_size"]
-
-
-def _store(port: int, rank: int, ranks: int, timeout: timedelta) -> Store:
+    port, query = asked.port or 0, parse_qs(asked.query)
+    rank, ranks = int(query["rank"][0]), int(query["world_size"][0])
     if ranks == 1:
-        return HashStore()  # nobody to meet
-    if rank > 0:
-        return TCPStore(HOST, port, ranks, is_master=False, timeout=timeout)
-    listener = socket.create_server((HOST, port), backlog=128)
-    return TCPStore(HOST, port, ranks, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+        yield HashStore(), rank, ranks  # nobody to meet
+    elif rank > 0:
+        yield TCPStore(HOST, port, ranks, is_master=False, timeout=timeout), rank, ranks
+    else:
+        given = socket.create_server((HOST, port), backlog=128).detach()
+        yield TCPStore(HOST, port, ranks, is_master=True, timeout=timeout, master_listen_fd=given), rank, ranks
 
 
 register_rendezvous_handler(SCHEME, _meet)

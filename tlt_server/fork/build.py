@@ -11,7 +11,7 @@ from tlt_server.errors import ForkError
 from tlt_server.fork.metadata import fork_version, rewrite_metadata, rewrite_version
 from tlt_server.fork.patching import apply_series, check_after, check_before, mark
 from tlt_server.fork.pristine import SGLANG, Host, Release, fetch, require_host, require_python, this_python
-from tlt_server.fork.series import Image, Series, load_images, load_series, patches_dir, sha256
+from tlt_server.fork.series import Image, load_images, load_series, patches_dir, sha256
 from tlt_server.fork.wheelfile import Entry, write_wheel
 
 VERSION_FILE = "sglang/_version.py"
@@ -47,7 +47,12 @@ def build_fork(
     with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
         pristine = fetch(release, python, wheel, Path(scratch))
         with ZipFile(pristine) as archive:
-            changed = _changed_files(archive, series, images, version)
+            check_before(archive, images)
+            files = apply_series(series, archive)
+            check_after(files, images, series.root)
+            numbered = rewrite_version(archive.read(VERSION_FILE).decode(), version).encode()
+            changed = {path: file.after for path, file in files.items()}
+            changed[VERSION_FILE] = mark(numbered, ["its version"])
             out.mkdir(parents=True, exist_ok=True)
             write_wheel(target, f"sglang-{version}.dist-info", _entries(archive, changed, release, version))
     return Built(target, version, fresh=True)
@@ -71,15 +76,6 @@ def notice() -> bytes:
     if not path.is_file():
         raise ForkError(f"{path} is missing: install tlt-server again")
     return path.read_bytes()
-
-
-def _changed_files(archive: ZipFile, series: Series, images: Mapping[str, Image], version: str) -> Mapping[str, bytes]:
-    """Path -> content of each file of the package that is not upstream's any more."""
-    check_before(archive, images)
-    files = apply_series(series, archive)
-    check_after(files, images, series.root)
-    numbered = rewrite_version(archive.read(VERSION_FILE).decode(), version).encode()
-    return {path: file.after for path, file in files.items()} | {VERSION_FILE: mark(numbered, ["its version"])}
 
 
 def _entries(archive: ZipFile, changed: Mapping[str, bytes], release: Release, version: str) -> Iterator[Entry]:

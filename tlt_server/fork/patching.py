@@ -34,13 +34,20 @@ def apply_series(series: Series, pristine: ZipFile) -> Mapping[str, PatchedFile]
     refuses, skips, or that touches anything but .py files."""
     with tempfile.TemporaryDirectory(prefix="tlt-fork-") as scratch:
         tree = Path(scratch).resolve()
-        _refuse_repository(tree)
+        if (found := _git(tree, "rev-parse", "--git-dir")).returncode == 0:
+            raise ForkError(
+                f"{tree} lies inside the git repository {found.stdout.strip()}, where git skips patches silently:"
+                " set TMPDIR to a folder outside any repository"
+            )
         before: dict[str, bytes | None] = {}
         touched_by: dict[str, list[str]] = {}
         for patch in series.patches:
             for path in _touched(tree, patch):
                 if path not in before:
-                    before[path] = _unpack(pristine, path, tree)
+                    before[path] = content = pristine.read(path) if path in pristine.namelist() else None
+                    if content is not None:
+                        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+                        (tree / path).write_bytes(content)
                 touched_by.setdefault(path, []).append(patch.name)
             _apply(tree, patch, [path for path, names in touched_by.items() if names[-1] == patch.name])
         return {
@@ -90,15 +97,6 @@ def _git(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         raise ForkError("git is not on PATH: the patches are applied with it, install it") from None
 
 
-def _refuse_repository(tree: Path) -> None:
-    found = _git(tree, "rev-parse", "--git-dir")
-    if found.returncode == 0:
-        raise ForkError(
-            f"{tree} lies inside the git repository {found.stdout.strip()}, where git skips patches silently:"
-            " set TMPDIR to a folder outside any repository"
-        )
-
-
 def _touched(tree: Path, patch: Patch) -> list[str]:
     """Paths that a patch names, in its order."""
     listing = _git(tree, "apply", "--numstat", "-z", str(patch.path.resolve()))
@@ -109,16 +107,6 @@ def _touched(tree: Path, patch: Patch) -> list[str]:
         if not path.endswith(".py"):
             raise PatchError(f"{patch.path} changes {path}: only .py files can be marked as changed")
     return paths
-
-
-def _unpack(pristine: ZipFile, path: str, tree: Path) -> bytes | None:
-    """Put one file of the wheel into the tree; None where the wheel has no such file."""
-    if path not in pristine.namelist():
-        return None
-    target = tree / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(pristine.read(path))
-    return target.read_bytes()
 
 
 def _apply(tree: Path, patch: Patch, paths: list[str]) -> None:

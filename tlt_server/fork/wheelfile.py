@@ -34,7 +34,10 @@ def write_wheel(target: Path, dist_info: str, entries: Iterable[Entry]) -> None:
     try:
         with os.fdopen(handle, "wb") as stream, ZipFile(stream, "w", ZIP_DEFLATED) as archive:
             for entry in [*entries, record]:
-                archive.writestr(_info(entry), entry.content)
+                info = ZipInfo(entry.path, _EPOCH)
+                info.compress_type, info.create_system = ZIP_DEFLATED, 3
+                info.external_attr = (0o100755 if entry.executable else 0o100644) << 16
+                archive.writestr(info, entry.content)
         partial.chmod(0o644)
         partial.replace(target)
     finally:
@@ -50,11 +53,3 @@ def _record(entries: Iterable[Entry], own_path: str) -> bytes:
         writer.writerow([entry.path, f"sha256={digest}", len(entry.content)])
     writer.writerow([own_path, "", ""])
     return rows.getvalue().encode()
-
-
-def _info(entry: Entry) -> ZipInfo:
-    info = ZipInfo(entry.path, _EPOCH)
-    info.compress_type = ZIP_DEFLATED
-    info.create_system = 3
-    info.external_attr = (0o100755 if entry.executable else 0o100644) << 16
-    return info

@@ -19,7 +19,6 @@ from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
-from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network
@@ -127,9 +126,8 @@ class Service:
         if (folder := servers.shared(target)) is None:
             return
         try:
-            before, device = parts.trainer.frozen, parts.trainer.device
-            frozen = load_frozen(folder, target, before.head.dtype, like=before)
-            parts.trainer.frozen = Frozen(frozen.embedding.to(device), frozen.head.to(device), target)
+            before = parts.trainer.frozen
+            parts.trainer.frozen = load_frozen(folder, target, before.head.dtype, before).to(parts.trainer.device)
         except ConfigError as error:
             log.warning("target %d: what drafters share with it cannot be used: %s", target, error)
             servers.forget(target)

@@ -5,7 +5,7 @@ import os
 import resource
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -132,6 +132,11 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         heard: Heard = deque(maxlen=MOST_HEARD)
         workers = Workers(place.devices, config.spot, lambda rank: _end_overdue(rank, config))
         width, kind = _reads(drafter)
+
+        def hear(peer: str, hello: Hello) -> None:
+            workers.hear(peer, hello)
+            heard.append((peer, hello))
+
         yield Parts(
             config=config,
             device=place.device,
@@ -145,7 +150,7 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             workers=workers,
             inlet=inlet,
             inbox=Inbox(inlet, model, kind, width, servers.targets),
-            sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, _both(workers.hear, heard)),
+            sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, hear),
             heard=heard,
         )
 
@@ -157,16 +162,6 @@ def _resume(trainer: Trainer, checkpoints: Checkpoints) -> None:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"checkpoint: damaged ({error!r}). Remove the newest to resume from an older") from error
         log.info("training goes on from step %d", trainer.steps)
-
-
-def _both(first: Callable[[str, Hello], None], then: Heard) -> Callable[[str, Hello], None]:
-    """What is heard, at once to one and in its turn to the other."""
-
-    def hear(peer: str, hello: Hello) -> None:
-        first(peer, hello)
-        then.append((peer, hello))
-
-    return hear
 
 
 def _rehearse(parts: Parts) -> None:
@@ -207,9 +202,8 @@ def _models(config: TrainConfig, folder: Path) -> tuple[Path, Drafter, Drafter]:
 def _trainer(config: TrainConfig, target: Path, drafter: Drafter, device: torch.device) -> Trainer:
     frozen = load_frozen(target, -1, torch.bfloat16 if device.type == "cuda" else torch.float32)
     limit(config.memory_gb, device, needed(drafter.network, frozen))
-    frozen = replace(frozen, embedding=frozen.embedding.to(device), head=frozen.head.to(device))
-    drafter.network.to(device)
-    return Trainer(drafter.network, frozen, objective_of(config, drafter.config), config.optimizer, config.seed)
+    network, objective = drafter.network.to(device), objective_of(config, drafter.config)
+    return Trainer(network, frozen.to(device), objective, config.optimizer, config.seed)
 
 
 def objective_of(config: TrainConfig, drafter: Mapping[str, Any]) -> Objective:

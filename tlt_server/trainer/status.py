@@ -4,7 +4,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 import uvicorn
@@ -61,38 +60,31 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerStatus]
 
 
-class _Named(NamedTuple):
-    name: str
-    help: str
-    field: str
-
-
+# Each: a metric's name, its help, the field of `Status`.
 COUNTERS = (
-    _Named("tlt_train_steps", "Steps of training", "steps"),
-    _Named("tlt_train_control_dropped", "Messages of peers: no server's, malformed, or too many", "control_dropped"),
-    _Named("tlt_train_feature_messages", "Messages read on the features link", "feature_messages"),
-    _Named("tlt_train_tokens_received", "Tokens whose features were taken", "tokens_received"),
+    ("tlt_train_steps", "Steps of training", "steps"),
+    ("tlt_train_control_dropped", "Messages of peers: no server's, malformed, or too many", "control_dropped"),
+    ("tlt_train_feature_messages", "Messages read on the features link", "feature_messages"),
+    ("tlt_train_tokens_received", "Tokens whose features were taken", "tokens_received"),
 )
 COUNTERS_BY = (
-    ("reason", _Named("tlt_train_tokens_dropped", "Tokens whose features were not taken, by reason", "tokens_dropped")),
-    ("reason", _Named("tlt_train_parts_dropped", "Parts of sequences that the buffer does not keep", "parts_dropped")),
-    ("link", _Named("tlt_train_connections_cut", "Connections that asked too much", "connections_cut")),
+    ("tlt_train_tokens_dropped", "Tokens whose features were not taken, by reason", "tokens_dropped", "reason"),
+    ("tlt_train_parts_dropped", "Parts of sequences that the buffer does not keep", "parts_dropped", "reason"),
+    ("tlt_train_connections_cut", "Connections that asked too much", "connections_cut", "link"),
 )
-"""With what they are counted by."""
+"""With the label that they are counted by."""
 GAUGES = (
-    _Named("tlt_train_entries_per_second", "Tokens learnt from in a second, lately", "entries_per_s"),
-    _Named("tlt_train_loss", "Loss of the last step", "loss"),
-    _Named(
-        "tlt_train_candidate_accept_length", "Expected of the drafter in training, on held-out prompts", "candidate"
-    ),
-    _Named("tlt_train_live_accept_length", "Expected of the active drafter, on held-out prompts", "live"),
-    _Named("tlt_train_target_version", "The newest target, by the trainer's own number", "target"),
-    _Named("tlt_train_frozen_version", "The target whose embedding and head are in use", "frozen"),
-    _Named("tlt_train_drafter_published", "The drafter that was published last", "published"),
-    _Named("tlt_train_drafter_active", "The newest drafter that is active on a server", "active"),
-    _Named("tlt_train_drafter_in_force", "The former name of tlt_train_drafter_active", "in_force"),
-    _Named("tlt_train_buffer_bytes", "Features held", "buffer_bytes"),
-    _Named("tlt_train_buffer_budget_bytes", "Features held at most", "buffer_budget"),
+    ("tlt_train_entries_per_second", "Tokens learnt from in a second, lately", "entries_per_s"),
+    ("tlt_train_loss", "Loss of the last step", "loss"),
+    ("tlt_train_candidate_accept_length", "Expected of the drafter in training, on held-out prompts", "candidate"),
+    ("tlt_train_live_accept_length", "Expected of the active drafter, on held-out prompts", "live"),
+    ("tlt_train_target_version", "The newest target, by the trainer's own number", "target"),
+    ("tlt_train_frozen_version", "The target whose embedding and head are in use", "frozen"),
+    ("tlt_train_drafter_published", "The drafter that was published last", "published"),
+    ("tlt_train_drafter_active", "The newest drafter that is active on a server", "active"),
+    ("tlt_train_drafter_in_force", "The former name of tlt_train_drafter_active", "in_force"),
+    ("tlt_train_buffer_bytes", "Features held", "buffer_bytes"),
+    ("tlt_train_buffer_budget_bytes", "Features held at most", "buffer_budget"),
 )
 
 
@@ -102,17 +94,17 @@ class _Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self._read()
-        for each in COUNTERS:
-            yield CounterMetricFamily(each.name, each.help, getattr(status, each.field))
-        for label, each in COUNTERS_BY:
-            family = CounterMetricFamily(each.name, each.help, labels=[label])
-            for value, count in getattr(status, each.field).items():
+        for name, said, field in COUNTERS:
+            yield CounterMetricFamily(name, said, getattr(status, field))
+        for name, said, field, label in COUNTERS_BY:
+            family = CounterMetricFamily(name, said, labels=[label])
+            for value, count in getattr(status, field).items():
                 family.add_metric([value], count)
             yield family
         yield from _of_workers(status.workers)
-        for each in GAUGES:
-            if (value := getattr(status, each.field)) is not None:
-                yield GaugeMetricFamily(each.name, each.help, value)
+        for name, said, field in GAUGES:
+            if (value := getattr(status, field)) is not None:
+                yield GaugeMetricFamily(name, said, value)
 
 
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 import msgspec
+from msgspec.structs import replace
 
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import SpotSettings
@@ -13,7 +14,7 @@ from tlt_server.trainer.spot import Action, Overdue, Spot, State, Yield
 from tlt_server.wire.messages import Hello
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
+class WorkerStatus(msgspec.Struct):
     """A worker at a moment.
 
     device: by `wire.devices.identity`. state: busy, idle or training, as in spot.py; training means that it may.
@@ -23,8 +24,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     device: str
     state: str
     seconds: dict[str, float]
-    yields: int
-    slowest_yield_s: float
+    yields: int = 0
+    slowest_yield_s: float = 0.0
 
 
 class Workers:
@@ -51,9 +52,8 @@ class Workers:
         self._servers: dict[str, tuple[str, ...]] = {}
         self._loads: dict[str, tuple[float, int]] = {}
         self._asked: dict[int, float] = {}
-        self._seconds = [dict.fromkeys((state.value for state in State), 0.0) for _ in devices]
-        self._yields = [0] * len(devices)
-        self._slowest = [0.0] * len(devices)
+        nothing = dict.fromkeys((state.value for state in State), 0.0)
+        self._workers = [WorkerStatus(device, "", dict(nothing)) for device in devices]
         self._counted = clock()
         self._lock = Lock()
 
@@ -122,8 +122,9 @@ class Workers:
         """The rank holds nothing on its device any more."""
         with self._lock:
             now = self._count()
-            self._yields[rank] += 1
-            self._slowest[rank] = max(self._slowest[rank], now - self._asked.pop(rank))
+            worker = self._workers[rank]
+            worker.yields += 1
+            worker.slowest_yield_s = max(worker.slowest_yield_s, now - self._asked.pop(rank))
             self._act(self._spot.yielded(str(rank), now))
 
     # -- any thread --
@@ -132,10 +133,9 @@ class Workers:
         """Of each rank."""
         with self._lock:
             self._count()
-            parts = zip(self._devices, self._seconds, self._yields, self._slowest, strict=True)
             return [
-                WorkerStatus(device, self._state(rank).value, dict(seconds), yields, slowest)
-                for rank, (device, seconds, yields, slowest) in enumerate(parts)
+                replace(worker, state=self._state(rank).value, seconds=dict(worker.seconds))
+                for rank, worker in enumerate(self._workers)
             ]
 
     def _state(self, rank: int) -> State:
@@ -148,6 +148,6 @@ class Workers:
     def _count(self) -> float:
         """Adds up the time since the last call to the states of then; gives the time now."""
         before, self._counted = self._counted, self._clock()
-        for rank, seconds in enumerate(self._seconds):
-            seconds[self._state(rank).value] += self._counted - before
+        for rank, worker in enumerate(self._workers):
+            worker.seconds[self._state(rank).value] += self._counted - before
         return self._counted

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tlt_server.engine.features.pinned import Rows, States
-from tlt_server.engine.features.quota import Follow, Standing
+from tlt_server.engine.features.quota import Follow
 from tlt_server.engine.features.tap import Tap, send_features
 from tlt_server.engine.weights.state import Stamp
 
@@ -26,7 +26,7 @@ class Everybody:
         self.ended_on: list[Follow] = []
 
     def admit(self, rid: str) -> Follow:
-        return Follow(Standing.OVER if rid.endswith("odd") else Standing.FOLLOWED)
+        return Follow(over=True) if rid.endswith("odd") else Follow(on=True)
 
     def ended(self, follow: Follow) -> None:
         self.ended_on.append(follow)

@@ -1,14 +1,12 @@
 """Anthropic's messages, as SGLang takes them."""
 
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table
+from tlt_server.api.fields.field import HONOURED, NONE, Body, Server, Table
+from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import SAMPLING
 from tlt_server.api.fields.openai import MODEL, is_messages
 from tlt_server.api.fields.values import Count, Object, is_bounded, is_positive, is_schema
 from tlt_server.errors import BadRequest
-
-HONOURED, REFUSED, NONE = Effect.HONOURED, Effect.REFUSED, Effect.NONE
-F = Field
 
 
 def _messages(body: Body, server: Server) -> None:

@@ -20,6 +20,8 @@ class Effect(StrEnum):
     IGNORED = "accepted, named as ignored"
 
 
+HONOURED, REFUSED, NONE, IGNORED = Effect
+
 NEEDS = {
     "plain": "--no-speculation",
     "lora": "--enable-lora",
@@ -81,16 +83,11 @@ class Field(NamedTuple):
             return True
         return not isinstance(value, list | dict) and value in self.neutral
 
-    @property
-    def is_typed(self) -> bool:
-        """Whether a neutral value is passed on where the field is not served; one that is refused is dropped."""
-        return self.effect is not Effect.REFUSED and self.type is not Any
-
-    def served_by(self, server: Server) -> bool:
-        """Whether the server does what the field asks for."""
-        if self.effect in (Effect.HONOURED, Effect.NONE) and not self.needs:
-            return True
-        return self.needs in server.can
+    def passes(self, value: Any, server: Server) -> bool:
+        """Whether a value is passed on: also a neutral one of a field that is not served, unless that is refused."""
+        is_served = self.needs in server.can if self.needs else self.effect in (HONOURED, NONE)
+        is_typed = self.effect is not REFUSED and self.type is not Any
+        return is_served or (is_typed and self.is_neutral(value))
 
 
 def fields(names: str, effect: Effect, *rest: Any, **more: Any) -> tuple[Field, ...]:
@@ -127,7 +124,7 @@ class Table:
             field = self.fields.get(name)
             if field is None:
                 ignored += self._foreign(name, value, server, at)
-            elif field.served_by(server) or (field.is_typed and field.is_neutral(value)):
+            elif field.passes(value, server):
                 if value is not None or self.nulls:
                     accepted[name] = value
             elif not field.is_neutral(value):
@@ -152,11 +149,11 @@ class Table:
         field = self.others.get(name)
         if value is None or (field and field.is_neutral(value)):
             return []
-        if field and field.effect in (Effect.HONOURED, Effect.REFUSED):
+        if field and field.effect in (HONOURED, REFUSED):
             raise BadRequest(f"{at}{name}: {field.note or 'not served'}")
         if field is None and server.strict:
             raise BadRequest(f"{at}{brief(name)}: nobody knows this field, and the server runs with --strict-fields")
-        return [brief(name)] if field is None or field.effect is Effect.IGNORED else []
+        return [brief(name)] if field is None or field.effect is IGNORED else []
 
     def _convert(self, accepted: Body, at: str) -> None:
         try:
@@ -169,7 +166,7 @@ class Table:
 
 def _unserved(field: Field, value: Any, at: str) -> str:
     """The name of a field that is ignored. Raises BadRequest: it is refused."""
-    if field.effect is Effect.IGNORED:
+    if field.effect is IGNORED:
         return field.name
     if field.needs == "plain":
         raise BadRequest(

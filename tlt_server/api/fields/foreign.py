@@ -1,7 +1,7 @@
 """Fields of vLLM's, OpenAI's and others' requests that SGLang does not know: those that would change a sample, or ask
 for something, are refused; of the rest, those that clients send without meaning anything by it are let pass."""
 
-from tlt_server.api.fields.field import Effect, Field, fields
+from tlt_server.api.fields.field import IGNORED, NONE, REFUSED, Field, fields
 
 _REFUSED = {
     # vLLM: grammars
@@ -57,12 +57,12 @@ FOREIGN: dict[str, Field] = {
     field.name: field
     for field in (
         *(
-            Field(name, Effect.REFUSED, note=note, neutral=_NEUTRAL.get(name, ()))
+            Field(name, REFUSED, note=note, neutral=_NEUTRAL.get(name, ()))
             for note, names in _REFUSED.items()
             for name in names.split()
         ),
-        *fields("seed sampling_seed", Effect.IGNORED),
-        *fields(_WITHOUT_EFFECT, Effect.NONE),
+        *fields("seed sampling_seed", IGNORED),
+        *fields(_WITHOUT_EFFECT, NONE),
     )
 }
 """By name; a dialect's own field of a name goes first."""

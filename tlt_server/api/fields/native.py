@@ -3,13 +3,12 @@
 from typing import Any
 
 from tlt_server.api.fields import values
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table, fields
+from tlt_server.api.fields.field import HONOURED, IGNORED, NONE, REFUSED, Body, Server, Table, fields
+from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.patterns import is_grammar, is_pattern, is_stop_patterns
 from tlt_server.errors import BadRequest
 
-HONOURED, REFUSED, NONE, IGNORED = Effect.HONOURED, Effect.REFUSED, Effect.NONE, Effect.IGNORED
-F = Field
 MAX_SAMPLES, MAX_ROLLOUTS = 1024, 16_384
 INTERNAL = "SGLang's own"
 MEDIA = "multimodal"
@@ -137,7 +136,8 @@ def fits_together(body: Body, server: Server) -> None:
         raise BadRequest(f"sampling_params.n: {count} prompts, {samples} samples of each: at most {MAX_ROLLOUTS}")
     for name in PER_PROMPT:
         _is_per_prompt(name, body.get(name), count if several else 0, samples)
-    _is_per_prompt("token_ids_logprob", _lists(body.get("token_ids_logprob")), count if several else 0, samples)
+    ids = body.get("token_ids_logprob")  # of these only lists of lists are one for each prompt
+    _is_per_prompt("token_ids_logprob", ids and isinstance(ids[0], list) and ids, count if several else 0, samples)
     if isinstance(body.get("rid"), str) and several:
         values.is_new_rid([f"{body['rid']}_{i}" for i in range(count)], server)
 
@@ -147,11 +147,6 @@ def _samples(params: Any) -> int:
     if len(set(each)) > 1:
         raise BadRequest("sampling_params: n differs within a batch")
     return each[0] if each else 1
-
-
-def _lists(value: Any) -> Any:
-    """Of ids that are logged, only lists of lists are one for each prompt."""
-    return value if value and isinstance(value[0], list) else None
 
 
 def _is_per_prompt(name: str, value: Any, count: int, samples: int) -> None:
@@ -171,12 +166,12 @@ def _is_per_prompt(name: str, value: Any, count: int, samples: int) -> None:
 
 
 MISPLACED = {
-    field.name: Field(field.name, REFUSED, note="goes into sampling_params", neutral=field.neutral)
+    field.name: F(field.name, REFUSED, note="goes into sampling_params", neutral=field.neutral)
     for field in SAMPLING.fields.values()
 }
 GENERATE = Table("GenerateReqInput", GENERATE_FIELDS, [MISPLACED, FOREIGN], fits_together)
 SAMPLING.others |= {
-    field.name: Field(field.name, REFUSED, note="goes beside sampling_params, not into it")
+    field.name: F(field.name, REFUSED, note="goes beside sampling_params, not into it")
     for field in GENERATE_FIELDS
     if field.effect is not NONE or field.name.startswith("return_")
 }

@@ -3,15 +3,14 @@
 from typing import Any, Literal
 
 from tlt_server.api.fields import values
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table, fields
+from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Server, Table, fields
+from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, PD, SAMPLING, one_grammar
+from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, MEDIA, PD, SAMPLING, one_grammar
 from tlt_server.errors import BadRequest
 
-HONOURED, REFUSED, NONE, IGNORED = Effect.HONOURED, Effect.REFUSED, Effect.NONE, Effect.IGNORED
-F = Field
 ELSEWHERE = {
-    field.name: Field(field.name, REFUSED, note="not served here: /generate has it", neutral=field.neutral)
+    field.name: F(field.name, REFUSED, note="not served here: /generate has it", neutral=field.neutral)
     for table in (GENERATE, SAMPLING)
     for field in table.fields.values()
     if field.effect is HONOURED
@@ -19,7 +18,6 @@ ELSEWHERE = {
 OTHERS = [FOREIGN, ELSEWHERE]
 MODEL = F("model", NONE, str, "there is one; NAME:ADAPTER needs --enable-lora")
 USER = F("user", NONE, str)
-MEDIA = "multimodal"
 RID = F("rid", NONE, values.Name, "", values.is_new_rid)
 PRIORITY = F("priority", NONE, values.Whole)
 
@@ -177,8 +175,8 @@ CHAT = Table(
         F("use_audio_in_video", HONOURED, bool, needs=MEDIA),
     ],
     [
-        {"add_special_tokens": Field("add_special_tokens", REFUSED, note="not served: templates hold them")},
-        {"modalities": Field("modalities", NONE)},
+        {"add_special_tokens": F("add_special_tokens", REFUSED, note="not served: templates hold them")},
+        {"modalities": F("modalities", NONE)},
         *OTHERS,
     ],
     _chats,
@@ -192,7 +190,7 @@ TOKENIZE = Table(
         F("add_special_tokens", HONOURED, bool),
         *TEMPLATED,
     ],
-    [{"add_generation_prompt": Field("add_generation_prompt", REFUSED, neutral=(True,))}, FOREIGN],
+    [{"add_generation_prompt": F("add_generation_prompt", REFUSED, neutral=(True,))}, FOREIGN],
 )
 DETOKENIZE = Table(
     "DetokenizeRequest",

@@ -3,14 +3,13 @@
 from typing import Any, Literal
 
 from tlt_server.api.fields import values
-from tlt_server.api.fields.field import Body, Effect, Field, Server, Table, fields
+from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Server, Table, fields
+from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS
 from tlt_server.api.fields.openai import MODEL, PRIORITY, USER
 from tlt_server.errors import BadRequest
 
-HONOURED, REFUSED, NONE = Effect.HONOURED, Effect.REFUSED, Effect.NONE
-F = Field
 RID_LIST = F("rid", NONE, values.Name | list[values.Name], "", values.is_new_rid)
 EMBEDDING = Table(
     "EmbeddingRequest",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tlt_server.api.fields.field import NEEDS, Effect, Field, Table
+from tlt_server.api.fields.field import IGNORED, NEEDS, REFUSED, Effect, Field
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import SAMPLING
 from tlt_server.api.fields.routes import EMBEDDING, TABLES, UNSERVED
@@ -28,14 +28,11 @@ A field of another dialect that would change the sample is refused, with the nam
 
 def as_markdown() -> str:
     """The whole document."""
-    routes: dict[int, list[str]] = {}
-    for path, table in TABLES.items():
-        routes.setdefault(id(table), []).append(path)
     parts = [HEAD]
-    shown: dict[int, Table] = {id(table): table for table in TABLES.values()}
-    for key, table in shown.items():
-        paths = ", ".join(f"`{path}`" for path in routes[key])
-        embeds = ": of a server that was started with --is-embedding" if routes[key][0] in EMBEDDING else ""
+    for table in dict.fromkeys(TABLES.values()):
+        routes = [path for path, each in TABLES.items() if each is table]
+        paths = ", ".join(f"`{path}`" for path in routes)
+        embeds = ": of a server that was started with --is-embedding" if routes[0] in EMBEDDING else ""
         parts.append(f"## {paths}\n\n`{table.name}`{embeds}.\n\n{_rows(table.fields.values())}")
         if any(field.inner is SAMPLING for field in table.fields.values()):
             parts.append(
@@ -57,10 +54,10 @@ def _rows(fields: Iterable[Field]) -> str:
 
 def _note(field: Field) -> str:
     neutral = ", ".join(str(value).lower() for value in field.neutral)
-    needs = "honoured with {}" if field.effect is Effect.IGNORED else "needs {}"
+    needs = "honoured with {}" if field.effect is IGNORED else "needs {}"
     said = (
         field.note,
         needs.format(NEEDS[field.needs]) if field.needs else "",
-        f"neutral: {neutral}" if neutral and (field.needs or field.effect is Effect.REFUSED) else "",
+        f"neutral: {neutral}" if neutral and (field.needs or field.effect is REFUSED) else "",
     )
     return "; ".join(each for each in said if each).replace("|", "\\|")

@@ -23,7 +23,9 @@ def optimise(
     plain = [p for p in module.parameters() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=peak_rate, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    )
     device, begin, recent = next(module.parameters()).device, time.monotonic(), list[Tensor]()
     for step in range(1, steps + 1):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -38,7 +40,3 @@ def optimise(
             mean = torch.stack(recent).mean().item()
             print(f"{name} step {step} loss {mean:.4f} {time.monotonic() - begin:.0f} s", flush=True)  # noqa: T201
             recent = []
-
-
-def _rate(step: int, steps: int) -> float:
-    return min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * step / steps))

@@ -71,13 +71,14 @@ def main() -> None:
     recipe = RECIPES[args.task]
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(SEED)
-    device, seconds = torch.device(args.device), dict[str, float]()
-    clock = _Clock(seconds)
+    device, clock = torch.device(args.device), _Clock()
     tokenizer = build_tokenizer(sample_texts(20_000, SEED))
     if not (args.out / "target").exists():
         solutions = worked_solutions(args.solutions, SEED, tokenizer, args.processes, recipe.task)
         clock.lap("solutions")
-        _save(_train_target(recipe, tokenizer, solutions, args, device), tokenizer, args.out / "target")
+        trained = _train_target(recipe, tokenizer, solutions, args, device)
+        save_target(trained, args.out / "target")
+        save_tokenizer(tokenizer, args.out / "target", recipe.context)
         clock.lap("target")
     target = load_target(args.out / "target").to(device).requires_grad_(False)
     rollouts = _roll_out(target, recipe, tokenizer, args.rollouts)
@@ -89,7 +90,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     figures = evaluate(target, drafters, tokenizer, args.eval_rollouts, recipe.task, recipe.longest)
     clock.lap("evaluation")
-    _report(args.out, figures | {f"seconds_{stage}": taken for stage, taken in seconds.items()})
+    _report(args.out, figures | {f"seconds_{stage}": taken for stage, taken in clock.seconds.items()})
 
 
 def _parse() -> argparse.Namespace:
@@ -112,8 +113,8 @@ def _parse() -> argparse.Namespace:
 
 
 class _Clock:
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds, self.last = seconds, time.monotonic()
+    def __init__(self) -> None:
+        self.seconds, self.last = dict[str, float](), time.monotonic()
 
     def lap(self, name: str) -> None:
         now = time.monotonic()
@@ -142,11 +143,6 @@ def _train_target(
 
     optimise("target", target, loss, recipe.batches(solutions, args.batch_tokens), args.target_steps, peak_rate=2e-3)
     return target
-
-
-def _save(target: Target, tokenizer: Tokenizer, folder: Path) -> None:
-    save_target(target, folder)
-    save_tokenizer(tokenizer, folder, target.shape.context)
 
 
 def _roll_out(target: Target, recipe: Recipe, tokenizer: Tokenizer, count: int) -> list[Sequence]:

@@ -21,12 +21,6 @@ def install() -> None:
     mend_torchvision()
 
 
-def stay_single_threaded() -> None:
-    """Keeps torch from threads in a process that will be forked: a fork has none of them, and would wait for them for
-    ever. torch is imported before the environment says how many it may have, so that this must be said to it."""
-    torch.set_num_threads(1)
-
-
 def start_method() -> str:
     """How a server's processes are started, which is what comes next: on a CPU as forks of the launcher, which has
     imported all that they need. They have the threads that `OMP_NUM_THREADS` gives them.

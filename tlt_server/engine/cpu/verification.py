@@ -11,47 +11,33 @@ path, the root counted. The links are tree.py's. Both functions write
     accept_token_num  [bs] int32: accepted drafts, that is, neither the root nor the bonus token
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 
-Path = list[int]
 
-
-class Links(NamedTuple):
-    """One request's tree: each node's first child and next sibling, -1 for none."""
-
-    first_child: list[int]
-    next_sibling: list[int]
-
-    def children(self, node: int) -> Iterator[int]:
-        """The children of `node`, in the order in which they are tried."""
-        child = self.first_child[node]
+def _walk(
+    first_child: list[int], next_sibling: list[int], depth: int, choose: Callable[[int, list[int]], int | None]
+) -> tuple[list[int], list[int]]:
+    """Down a request's tree from the root, to the child that `choose(node, children)` names, until it names none or
+    `depth` nodes. Gives the path, and the children that were refused at its end, in the order in which they are tried.
+    first_child, next_sibling: of each node, -1 for none."""
+    path = [0]
+    while len(path) < depth:
+        children, child = [], first_child[path[-1]]
         while child != -1:
-            yield child
-            child = self.next_sibling[child]
-
-    def walk(self, depth: int, choose: Callable[[int, Iterator[int]], int | None]) -> Path:
-        """Down from the root, to the child that `choose(node, children)` names, until it names none or depth nodes."""
-        path = [0]
-        while len(path) < depth:
-            child = choose(path[-1], self.children(path[-1]))
-            if child is None:
-                break
-            path.append(child)
-        return path
-
-
-def _links(retrive_next_token: torch.Tensor, retrive_next_sibling: torch.Tensor) -> list[Links]:
-    """Every request's tree, out of the two [bs, nodes] tensors."""
-    return [Links(*pair) for pair in zip(retrive_next_token.tolist(), retrive_next_sibling.tolist(), strict=True)]
+            children.append(child)
+            child = next_sibling[child]
+        if (chosen := choose(path[-1], children)) is None:
+            return path, children
+        path.append(chosen)
+    return path, []
 
 
 def _write(
-    paths: list[Path],
+    paths: list[list[int]],
     bonus: list[int],
     tokens: list[list[int]],
     retrive_index: torch.Tensor,
@@ -87,11 +73,11 @@ def verify_tree_greedy_cpu(
     """
     tokens, wanted = candidates.tolist(), target_predict.tolist()
 
-    def next_node(i: int, node: int, children: Iterator[int]) -> int | None:
+    def next_node(i: int, node: int, children: list[int]) -> int | None:
         return next((child for child in children if tokens[i][child] == wanted[i][node]), None)
 
-    trees, depth = _links(retrive_next_token, retrive_next_sibling), accept_index.shape[1]
-    paths = [tree.walk(depth, partial(next_node, i)) for i, tree in enumerate(trees)]
+    trees = zip(retrive_next_token.tolist(), retrive_next_sibling.tolist(), strict=True)
+    paths = [_walk(*tree, accept_index.shape[1], partial(next_node, i))[0] for i, tree in enumerate(trees)]
     bonus = [wanted[i][path[-1]] for i, path in enumerate(paths)]
     _write(paths, bonus, tokens, retrive_index, predicts, accept_index, accept_token_num)
 
@@ -103,7 +89,7 @@ def _child_drawn(
     threshold_single: float,
     threshold_acc: float,
     node: int,
-    children: Iterator[int],
+    children: list[int],
 ) -> int | None:
     """The child on which the coin of `node` falls, the children's masses being laid end to end from 0.
 
@@ -185,19 +171,15 @@ def tree_speculative_sampling_target_only(
     """
     tokens, coins = candidates.tolist(), uniform_samples.tolist()
     bs, nodes = candidates.shape
-    depth = accept_index.shape[1]
-    trees = _links(retrive_next_token, retrive_next_sibling)
+    trees = zip(retrive_next_token.tolist(), retrive_next_sibling.tolist(), strict=True)
     masses = target_probs.gather(2, candidates[:, None, :].expand(bs, nodes, nodes)).tolist()
     thresholds = threshold_single, max(threshold_acc, 1e-9)
-    paths = [
-        tree.walk(depth, partial(_child_drawn, tokens[i], masses[i], coins[i], *thresholds))
+    walks = [
+        _walk(*tree, accept_index.shape[1], partial(_child_drawn, tokens[i], masses[i], coins[i], *thresholds))
         for i, tree in enumerate(trees)
     ]
-    ends = [path[-1] for path in paths]
-    refused = [
-        [tokens[i][child] for child in tree.children(ends[i])] if len(paths[i]) < depth else []
-        for i, tree in enumerate(trees)
-    ]
-    rows = target_probs[list(range(bs)), ends]
+    paths = [path for path, _ in walks]
+    refused = [[tokens[i][child] for child in children] for i, (_, children) in enumerate(walks)]
+    rows = target_probs[list(range(bs)), [path[-1] for path in paths]]
     bonus = _draw(rows, refused, uniform_samples_for_final_sampling)
     _write(paths, bonus, tokens, retrive_index, predicts, accept_index, accept_token_num)

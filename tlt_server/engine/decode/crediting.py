@@ -22,8 +22,8 @@ def stamping_launched(scheduler: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if state.stamp != before:
-            if _weights(state.stamp) != _weights(before):
+        if (now := state.stamp) != before:
+            if (now.target_version, now.drafter_version) != (before.target_version, before.drafter_version):
                 state.speculation.weights_changed()
             for _, result in getattr(scheduler, "result_queue", ()):
                 if not hasattr(result, "stamp"):
@@ -70,10 +70,6 @@ def _sampled(batch: Any, result: Any) -> list[int]:
         return [0] * len(batch.reqs)
     accepted = result.accept_lens
     return [1] * len(batch.reqs) if accepted is None else accepted.tolist()
-
-
-def _weights(stamp: Stamp) -> tuple[int, int | None]:
-    return stamp.target_version, stamp.drafter_version
 
 
 def _count_pass(req: Any, arm: Any) -> None:

@@ -32,7 +32,11 @@ class Drafting(EagleDraftWorker):
         nodes, rows = self.speculative_num_draft_tokens, self.rows
         if rows < nodes:
             batch.out_cache_loc = _front(batch.out_cache_loc, nodes, rows)
-            batch_result = _front_of_result(batch_result, nodes, rows)
+            front = copy(batch_result)  # the draft input that it writes to is the same one
+            front.next_token_ids = _front(batch_result.next_token_ids, nodes, rows)
+            front.logits_output = copy(batch_result.logits_output)
+            front.logits_output.hidden_states = _front(batch_result.logits_output.hidden_states, nodes, rows)
+            batch_result = front
         self.read(batch, batch_result)
 
     @property
@@ -56,12 +60,3 @@ class Drafting(EagleDraftWorker):
 def _front(values: Any, nodes: int, rows: int) -> Any:
     """[bs * nodes, ...] to [bs * rows, ...]: the first rows of each request."""
     return values.unflatten(0, (-1, nodes))[:, :rows].flatten(0, 1)
-
-
-def _front_of_result(result: Any, nodes: int, rows: int) -> Any:
-    """What draft-extend reads of a `GenerationBatchResult`; the draft input that it writes to is the same one."""
-    front = copy(result)
-    front.next_token_ids = _front(result.next_token_ids, nodes, rows)
-    front.logits_output = copy(result.logits_output)
-    front.logits_output.hidden_states = _front(result.logits_output.hidden_states, nodes, rows)
-    return front

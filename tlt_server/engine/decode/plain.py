@@ -26,6 +26,7 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 
 from tlt_server.engine.decode.missed import Missed
 from tlt_server.engine.decode.verify import forbid_early_stop, sample_filtered
+from tlt_server.engine.graphs.capture import changed
 from tlt_server.engine.graphs.planning import plan_decodes
 from tlt_server.engine.graphs.workspace import trim
 
@@ -39,7 +40,8 @@ class PlainSteps:
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
         # override: of a copy: a model runner reads in many places whether its server speculates
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        runner.server_args = _with_states(runner.server_args)
+        # override: of a copy: its passes, and their CUDA graphs, hand out all hidden states
+        runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
         runner.sampler = OneLaw()
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
@@ -172,11 +174,3 @@ def _empty_proposal(worker: Any, most: int) -> dict[str, torch.Tensor]:
     if hidden_size is not None:
         nothing["hidden_states"] = torch.zeros(most, hidden_size, dtype=dtype, device=worker.device)
     return nothing
-
-
-def _with_states(server_args: Any) -> Any:
-    """Settings of a runner whose passes, and their CUDA graphs, hand out all hidden states."""
-    view = copy.copy(server_args)
-    # override: of a copy: ServerArgs refuses assignment once a server has started
-    object.__setattr__(view, "return_hidden_states_mode", "full")
-    return view

@@ -63,7 +63,8 @@ class EagleWorker(EAGLEWorkerV2):
         self._draft_worker.widest = self.topk
         config = ServerConfig.from_environment()
         self.finds_arms = config.finds_arms and len(self.all_arms) > 1
-        self._graphs = Graphs(self, self.all_arms, config.graph_sharing, config.graph_bytes)
+        budget = None if config.graph_memory_gb is None else config.graph_memory_gb * 1e9
+        self._graphs = Graphs(self, self.all_arms, config.graph_sharing, budget)
         self._graphs.withhold()
 
     def init_cuda_graphs(self) -> None:

@@ -11,7 +11,6 @@ Pure: the clock is an argument.
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 EVERY = 1.0
 """Seconds between two comparisons with the budget."""
@@ -21,23 +20,15 @@ LOOSE = 0.9
 """Share of what the budget allows up to which others are taken on: rates vary, and who is given up is lost."""
 
 
-class Standing(Enum):
-    """WAITING: may be followed yet. OVER: given up, or never to be."""
-
-    WAITING = auto()
-    FOLLOWED = auto()
-    OVER = auto()
-
-
 @dataclass(slots=True)
 class Follow:
-    """What is known of one request."""
+    """Of one request. on: it is followed. over: it was given up, or is never to be; else it may be followed yet."""
 
-    standing: Standing = Standing.WAITING
+    on: bool = False
+    over: bool = False
 
-    @property
-    def on(self) -> bool:
-        return self.standing is Standing.FOLLOWED
+    def give_up(self) -> None:
+        self.on, self.over = False, True
 
 
 class Quota:
@@ -57,17 +48,17 @@ class Quota:
     def admit(self, rid: str) -> Follow:
         """A request begins."""
         if zlib.crc32(rid.encode()) >= self._share * 2**32:
-            return Follow(Standing.OVER)
+            return Follow(over=True)
         self._pay()
         if self._debt < self._budget and (self._followed + 1) * self._rate <= self._room:
             self._followed += 1
-            return Follow(Standing.FOLLOWED)
+            return Follow(on=True)
         return Follow()
 
     def ended(self, follow: Follow) -> None:
         """A request has ended."""
         self._followed -= follow.on
-        follow.standing = Standing.OVER
+        follow.give_up()
 
     def prompts(self, nbytes: int) -> None:
         """So many bytes of prompts are on their way."""
@@ -92,11 +83,11 @@ class Quota:
         allowed = self._room / self._rate
         surplus = max(len(followed) - int(allowed), 0)
         for follow in followed[:surplus]:
-            follow.standing = Standing.OVER
-        waiting = [follow for follow in reversed(order) if follow.standing is Standing.WAITING]
+            follow.give_up()
+        waiting = [follow for follow in reversed(order) if not follow.on and not follow.over]
         taken_on = waiting[: max(int(LOOSE * allowed) - len(followed), 0)]
         for follow in taken_on:
-            follow.standing = Standing.FOLLOWED
+            follow.on = True
         self._followed = len(followed) - surplus + len(taken_on)
         self._begin()
 

@@ -92,7 +92,9 @@ class Sender:
 
 def merged(batches: Sequence[PinnedBatch], header: Header) -> FeatureBatch:
     """A message of all that batches hold, in memory of its own; consecutive rows of a request become one piece."""
-    runs = _runs(each for batch in _renumbered(batches) for each in batch)
+    rows = [each for batch in batches for each in batch.rows]
+    places = accumulate((len(each.tokens) for each in rows), initial=0)  # as the states of all lie one behind the other
+    runs = _runs(each._replace(row=place) for each, place in zip(rows, places, strict=False))
     described = header(tuple(_described(run) for run in runs), batches[0].states.hidden)
     tokens = np.array([token for run in runs for each in run for token in each.tokens], dtype="<i4")
     order = np.concatenate([np.arange(each.row, each.row + len(each.tokens)) for run in runs for each in run])
@@ -105,14 +107,6 @@ def _picked(states: Sequence[torch.Tensor], order: "np.ndarray[Any, Any]") -> Bu
     """The bytes of rows in this order. By numpy, whose copies take one core, and let others run Python meanwhile."""
     rows = np.concatenate([each.view(torch.uint8).numpy() for each in states])
     return rows.take(order, axis=0).data.cast("B")
-
-
-def _renumbered(batches: Sequence[PinnedBatch]) -> Iterable[list[Rows]]:
-    """Their rows, numbered as the states of all of them lie one behind the other."""
-    begins = accumulate((batch.tokens for batch in batches), initial=0)
-    for batch, begin in zip(batches, begins, strict=False):
-        firsts = accumulate((len(each.tokens) for each in batch.rows), initial=begin)
-        yield [each._replace(row=first) for each, first in zip(batch.rows, firsts, strict=False)]
 
 
 def _runs(rows: Iterable[Rows]) -> list[list[Rows]]:

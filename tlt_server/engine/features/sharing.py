@@ -14,7 +14,6 @@ between two steps, as one may have learnt of a publication's end where another h
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,10 @@ class _Folder:
         Raises UpdateRefused: the folder cannot be made. Raises OSError: it cannot be written."""
         if objected := objections(self._group, self._begin(path)):
             raise UpdateRefused("; ".join(objected))
-        with _beside(written):
+        stream = None if written is None else torch.cuda.Stream()
+        if stream is not None:
+            stream.wait_event(written)
+        with torch.cuda.stream(stream):  # of None: nothing, as on a CPU
             marks = {name: _mark(tensor) for name, tensor in tensors.items()}
             same = {n: n in self._marks and torch.equal(mark, self._marks[n]) for n, mark in marks.items()}
             unchanged = {name: lowest(self._group, same[name]) for name in tensors}
@@ -173,13 +175,3 @@ def _mark(tensor: torch.Tensor) -> torch.Tensor:
     Two that differ in many rows, as those of an RL step do, are never alike."""
     bits = tensor.detach().view(_BITS[tensor.element_size()])
     return torch.cat([rows.sum(-1, dtype=torch.int64) for rows in bits.split(ROWS)]).cpu()
-
-
-def _beside(written: Any) -> AbstractContextManager[Any]:
-    """A stream of its own, after what was launched before; nothing on a CPU."""
-    if written is None:
-        return nullcontext()
-    stream = torch.cuda.Stream()
-    stream.wait_event(written)
-    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
-    return context

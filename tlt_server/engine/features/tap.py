@@ -26,7 +26,7 @@ from transformers import PretrainedConfig
 
 from tlt_server.config import ServerConfig
 from tlt_server.engine.features.pinned import BATCH_BYTES, PinnedMemory, Rows, States, cut, tokens_of
-from tlt_server.engine.features.quota import Follow, Quota, Standing
+from tlt_server.engine.features.quota import Follow, Quota
 from tlt_server.engine.features.sender import Sender
 from tlt_server.engine.weights.state import Stamp
 from tlt_server.metrics import count_features_dropped, count_features_sent
@@ -160,7 +160,7 @@ class Tap:
         follow: Follow | None = getattr(req, "tlt_follow", None)
         if follow is None:
             teaches = req.input_embeds is None and not req.rid.startswith(HEALTH_CHECK)
-            follow = req.tlt_follow = self._quota.admit(req.rid) if teaches else Follow(Standing.OVER)
+            follow = req.tlt_follow = self._quota.admit(req.rid) if teaches else Follow(over=True)
         return follow
 
 

@@ -5,8 +5,8 @@ SGLang's constructors read an arm from settings that hold for the whole server. 
 arm's. Without graphs, as on a CPU, everything else happens alike.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -126,7 +126,7 @@ class Graphs:
         """The target's pass over as many tokens as the arm verifies."""
         from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
-        with self._settings(VERIFICATION, arm), self._capturing(VERIFICATION, arm, arm.num_draft_tokens) as made:
+        with self._making(VERIFICATION, arm, arm.num_draft_tokens) as made:
             attention = self._trimmed(self._target._get_attention_backend())
             plan_verification(attention, arm.num_draft_tokens, chain=is_chain(arm))
             if self._every:
@@ -144,11 +144,7 @@ class Graphs:
         from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
 
         draft = self._draft
-        with (
-            self._settings(DRAFTING, arm),
-            draft_context(draft),
-            self._capturing(DRAFTING, arm, arm.topk) as made,
-        ):
+        with self._making(DRAFTING, arm, arm.topk) as made:
             attention = self._trimmed(self._backends(arm).create_decode_backend())
             # override: the graph runner captures what the draft worker holds
             draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = attention
@@ -161,16 +157,11 @@ class Graphs:
         """The drafter's pass over what can have been accepted, a path through the tree."""
         from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 
-        draft, rows = self._draft, arm.path
-        with (
-            self._settings(DRAFT_EXTEND, arm, verified=rows),
-            draft_context(draft),
-            self._capturing(DRAFT_EXTEND, arm, rows) as made,
-        ):
+        with self._making(DRAFT_EXTEND, arm, arm.path) as made:
             attention = self._trimmed(self._backends(arm).create_draft_extend_backend())
-            plan_extends(attention, rows)
+            plan_extends(attention, arm.path)
             if self._every and _can_extend_in_graph(attention):
-                made.append(EAGLEDraftExtendCudaGraphRunner(draft, draft_extend_attn_backend=attention))
+                made.append(EAGLEDraftExtendCudaGraphRunner(self._draft, draft_extend_attn_backend=attention))
         return Pass(attention, *made or [None])
 
     def _backends(self, arm: Arm) -> Any:
@@ -183,29 +174,31 @@ class Graphs:
             trim(attention)
         return attention
 
-    def _capturing(self, kind: str, arm: Arm, width: int) -> AbstractContextManager[list[Any]]:
-        return self.captures.capturing(kind, self.sharing(kind, arm), width)
-
     @contextmanager
-    def _settings(self, kind: str, arm: Arm, verified: int | None = None) -> Iterator[None]:
-        """Within, SGLang's settings are those of a server with this arm alone. Graphs are of the sizes of that arm, of
-        those that share the pass, that has most."""
+    def _making(self, kind: str, arm: Arm, width: int) -> Iterator[list[Any]]:
+        """Within, SGLang's settings are those of a server with this arm alone, and a pass is captured as `Captures` has
+        it. Graphs are of the sizes of that arm, of those that share the pass, that has most."""
         from sglang.srt.runtime_context import get_spec
 
         sizes = max((self.sizes.get(each, ()) for each in self.sharing(kind, arm)), key=len)
         values = {
             "speculative_num_steps": arm.num_steps,
             "speculative_eagle_topk": arm.topk,
-            "speculative_num_draft_tokens": verified or arm.num_draft_tokens,
+            "speculative_num_draft_tokens": arm.num_draft_tokens if kind == DRAFTING else width,
         }
+        context = nullcontext() if kind == VERIFICATION else draft_context(self._draft)
         before = [runner.server_args for runner in self._runners]
         bag = {name: getattr(get_spec(), name) for name in values}
         _override(**values)
         for runner in self._runners:
+            config = runner.server_args.cuda_graph_config
+            if sizes:
+                config = replace(config, decode=replace(config.decode, bs=list(sizes), max_bs=sizes[-1]))
             # override: upstream's constructors read an arm from settings of the whole server; put back after
-            runner.server_args = _changed(runner.server_args, values, sizes)
+            runner.server_args = changed(runner.server_args, **values, cuda_graph_config=config)
         try:
-            yield
+            with context, self.captures.capturing(kind, self.sharing(kind, arm), width) as made:
+                yield made
         finally:
             _override(**bag)
             for runner, server_args in zip(self._runners, before, strict=True):
@@ -213,18 +206,13 @@ class Graphs:
                 runner.server_args = server_args
 
 
-def _changed(server_args: Any, values: Mapping[str, int], sizes: Sequence[int]) -> Any:
-    """A copy of `ServerArgs`, which lets nobody assign its fields."""
-    changed = copy(server_args)
-    graphs = {}
-    if sizes:
-        config = server_args.cuda_graph_config
-        decode = replace(config.decode, bs=list(sizes), max_bs=sizes[-1])
-        graphs = {"cuda_graph_config": replace(config, decode=decode)}
-    for name, value in {**values, **graphs}.items():
+def changed(server_args: Any, **values: Any) -> Any:
+    """A copy of `ServerArgs`, which lets nobody assign its fields, with other values."""
+    copied = copy(server_args)
+    for name, value in values.items():
         # override: of a copy: ServerArgs refuses assignment once a server has started
-        object.__setattr__(changed, name, value)
-    return changed
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def _override(**values: Any) -> None:

@@ -52,16 +52,12 @@ def _check(fits: bool, what: str) -> None:
 
 
 def _tensor(kind: type, storage: Any, metadata: tuple[int, Sequence[int], Sequence[int], bool]) -> Any:
+    """A view that reached beyond its storage would be read beyond the memory that the trainer shares."""
     offset, size, stride, requires_grad = metadata
-    _check_view(storage, offset, size, stride)
-    return reductions.rebuild_tensor(kind, storage, (offset, tuple(size), tuple(stride), bool(requires_grad)))
-
-
-def _check_view(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> None:
-    """A view that reaches beyond its storage would be read beyond the memory that the trainer shares."""
     _check(isinstance(storage, torch.storage.TypedStorage), f"a tensor is made of a {type(storage).__name__}")
     room = storage._untyped_storage.nbytes() // torch._utils._element_size(storage.dtype)
     _check_extent(room, offset, size, stride)
+    return reductions.rebuild_tensor(kind, storage, (offset, tuple(size), tuple(stride), bool(requires_grad)))
 
 
 def _check_extent(room: int, offset: int, size: Sequence[int], stride: Sequence[int]) -> None:

@@ -22,7 +22,12 @@ def answer_waiting(scheduler: Any, abort: AbortReq) -> None:
         queue[:] = [req for req in waiting if not names(abort, req)]
         for req in waiting:
             if names(abort, req):
-                _release(scheduler, req)
+                if isinstance(req.grammar, Future):
+                    req.grammar.cancel()
+                if scheduler.enable_hicache_storage:
+                    scheduler.tree_cache.release_aborted_request(req.rid)
+                if req.mamba_pool_idx is not None:
+                    release_kv_cache(req, scheduler.tree_cache, is_insert=False)
                 answer_aborted(scheduler, req)
 
 
@@ -40,12 +45,3 @@ def answer_aborted(scheduler: Any, req: Any) -> None:
 def names(abort: AbortReq, req: Any) -> bool:
     """Whether a request is one that an abort ends."""
     return bool(abort.abort_all or req.rid.startswith(abort.rid))
-
-
-def _release(scheduler: Any, req: Any) -> None:
-    if isinstance(req.grammar, Future):
-        req.grammar.cancel()
-    if scheduler.enable_hicache_storage:
-        scheduler.tree_cache.release_aborted_request(req.rid)
-    if req.mamba_pool_idx is not None:
-        release_kv_cache(req, scheduler.tree_cache, is_insert=False)

@@ -21,13 +21,10 @@ def detokenize(manager: Any, recv_obj: Any) -> Any:
             workers = recv_obj.http_worker_ipcs or [None] * len(recv_obj.rids or ())
             for rid, worker in zip(recv_obj.rids or (), workers, strict=True):
                 manager.decode_status.pop(rid, None)
-                _send(manager, ended(rid, RuntimeError(f"its text cannot be decoded: {error}")), worker)
+                answer = ended(rid, RuntimeError(f"its text cannot be decoded: {error}"))
+                if worker is None:
+                    sock_send(manager.send_to_tokenizer, answer)
+                else:
+                    answer.http_worker_ipc = worker
+                    manager.socket_mapping.send_output(worker, answer, is_tokenizer=True)
         return None
-
-
-def _send(manager: Any, answer: Any, worker: str | None) -> None:
-    if worker is None:
-        sock_send(manager.send_to_tokenizer, answer)
-    else:
-        answer.http_worker_ipc = worker
-        manager.socket_mapping.send_output(worker, answer, is_tokenizer=True)

@@ -6,7 +6,7 @@ be even to be refused: its sender waits for every rank.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -52,17 +52,14 @@ class TargetFit:
             return []
         known = (self._places.get(name) or self._dry_run.parameter(name) for name in names - self._schema.keys())
         filled = set[Region]().union(*known)
-        self._find_places(absent)
-        # one of no known place counts by its name alone, one that the model drops leaves no gap
-        return [name for name in absent if name not in self._places or not covers(filled, self._places[name])]
-
-    def _find_places(self, names: Sequence[str]) -> None:
-        wanted = {name: self._schema[name] for name in names if name not in self._places}
+        wanted = {name: self._schema[name] for name in absent if name not in self._places}
         sought = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in wanted.items()}
         try:
             self._places |= self._dry_run.each_takes(sought)
         except Exception as error:  # noqa: BLE001 - as above
             logger.warning("where tensors of the checkpoint go is not known: %s", error)
+        # one of no known place counts by its name alone, one that the model drops leaves no gap
+        return [name for name in absent if name not in self._places or not covers(filled, self._places[name])]
 
     def _is_left_out(self, name: str) -> bool:
         """Names that upstream's loaders drop on purpose, and trainers send."""

@@ -187,19 +187,15 @@ class Publications:
         self._open.weight_version = weight_version or self._open.weight_version
         return self._open
 
-    def _lacking(self, ended: _Open) -> tuple[str, ...]:
-        """What the target lacks with this publication. A part leaves whole what is whole, unless a call failed."""
-        missing = () if ended.unnamed else tuple(self.gaps(ended.names))
-        if self.may_be_partial and not ended.torn:
-            return tuple(name for name in missing if name in self.missing)
-        return missing
-
     def _close(self) -> tuple[str, ...]:
         """Ends what is under way; returns what the target lacks by it."""
         ended, self._open = self._open, None
         if ended is None or not ended.calls:
             return ()
-        self.missing = self._lacking(ended)
+        missing = () if ended.unnamed else tuple(self.gaps(ended.names))
+        if self.may_be_partial and not ended.torn:  # a part leaves whole what is whole
+            missing = tuple(name for name in missing if name in self.missing)
+        self.missing = missing
         self.version += 1
         self.weight_version = ended.weight_version or self.weight_version
         seconds = ended.last - ended.began

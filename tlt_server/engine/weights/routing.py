@@ -163,7 +163,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
     def _attempt(self, update: Update, recv_req: Any, load: Load) -> Outcome:
         """Loads, and agrees with the other ranks on what became of it."""
-        success, message = _answered(self._to_target(update, load), recv_req)
+        success, message = _answered(partial(self._to_target, update, load), recv_req)
         try:
             if update.refusal is None:
                 update.vote(None if success else message)
@@ -174,21 +174,17 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             return False, f"{update.refusal}. Some weights were written before it failed: send the whole update again"
         return False, f"{update.refusal}. No weight was changed"
 
-    def _to_target(self, update: Update, load: Load) -> Load:
+    def _to_target(self, update: Update, load: Load, recv_req: Any) -> Outcome | None:
         """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
         send that know of neither, with or without `disable_draft_model`."""
-
-        def load_selected(recv_req: Any) -> Outcome | None:
-            try:
-                self.memory.require_weights()
-                _check_selector(recv_req.selector or self._session_selector)
-            except UpdateRefused as refused:
-                if not isinstance(recv_req, UpdateWeightsFromDistributedReqInput):
-                    raise
-                update.objection = str(refused)
-            return load(recv_req)
-
-        return load_selected
+        try:
+            self.memory.require_weights()
+            _check_selector(recv_req.selector or self._session_selector)
+        except UpdateRefused as refused:
+            if not isinstance(recv_req, UpdateWeightsFromDistributedReqInput):
+                raise
+            update.objection = str(refused)
+        return load(recv_req)
 
     def _note(self, weight_version: str | None, update: Update, *, success: bool) -> None:
         if not success and lowest(self.tp_cpu_group, not update.wrote):

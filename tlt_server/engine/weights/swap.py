@@ -99,7 +99,10 @@ class DrafterWeights:
                 if not self._is_left_out(name):
                     self._shadow.load_weights([(name, self._upload(tensor))])
             if self._hot is not None:
-                self._staged[-1].copy_(self._token_map())
+                tokens: torch.Tensor = self._shadow.hot_token_id  # the target's, for each of the drafter's
+                if int(tokens.min()) < 0 or int(tokens.max()) >= self._target_vocab:
+                    raise UpdateRefused(f"d2t leads outside of the target's vocabulary, 0 to {self._target_vocab - 1}")
+                self._staged[-1].copy_(tokens)
             # after the cast to the drafter's dtype
             if wrong := not_finite((name, p) for name, p in self._shadow.named_parameters() if not p.is_meta):
                 raise UpdateRefused(f"{wrong[0]} holds NaN or infinity")
@@ -162,13 +165,6 @@ class DrafterWeights:
         """Names of what is shared with the target, whose values are not the drafter's, and of EAGLE-3's t2d, which
         only its training needs."""
         return name == "t2d" or name.removeprefix("model.") in self._left_out
-
-    def _token_map(self) -> torch.Tensor:
-        """The target's token for each of the drafter's: [draft vocab] int64."""
-        tokens: torch.Tensor = self._shadow.hot_token_id
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._target_vocab:
-            raise UpdateRefused(f"d2t leads outside of the target's vocabulary, 0 to {self._target_vocab - 1}")
-        return tokens
 
     # -- between two steps --
 

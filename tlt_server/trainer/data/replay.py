@@ -41,17 +41,16 @@ def read(path: Path) -> list[str | tuple[int, ...]]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"prompts {path}: {error.strerror}") from error
-    found = [_prompt(line, f"prompts {path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [msgspec.json.decode(line, type=Line).prompt] if line.strip() else []
+        except msgspec.DecodeError as error:
+            remedy = 'Write {"prompt": "text"}, or token ids instead of the text'
+            raise ConfigError(f"prompts {path}, line {number}: {error}. {remedy}") from error
     if not found:
         raise ConfigError(f"prompts {path}: there is none in it")
     return found
-
-
-def _prompt(line: bytes, where: str) -> str | tuple[int, ...]:
-    try:
-        return msgspec.json.decode(line, type=Line).prompt
-    except msgspec.DecodeError as error:
-        raise ConfigError(f'{where}: {error}. Write {{"prompt": "text"}}, or token ids instead of the text') from error
 
 
 def replay(

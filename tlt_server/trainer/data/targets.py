@@ -1,10 +1,5 @@
 """Which target a server speaks of: each counts publications for itself, and from 0 again when it is started anew."""
 
-from typing import TypeVar
-
-K = TypeVar("K")
-V = TypeVar("V")
-
 UNNAMED = "default"
 """SGLang's name of weights that nobody has named."""
 
@@ -37,14 +32,16 @@ class Targets:
         """The number of the target that a server serves now, which counts its publications and names its weights."""
         counted = self._counted[server] = self._counted.pop(server, {})
         if len(self._counted) > KEPT:
-            self._life.pop(_drop_first(self._counted), None)
+            gone = next(iter(self._counted))
+            del self._counted[gone]
+            self._life.pop(gone, None)
         if counted and count < max(counted):
             counted.clear()
             self._life[server] = 1 + max(self._life.values(), default=0)
         if count not in counted:
             counted[count] = self._number(max(counted.values(), default=NONE), server, count, name)
             if len(counted) > COUNTS_KEPT:
-                _drop_first(counted)
+                del counted[next(iter(counted))]
         return counted[count]
 
     def of(self, server: str, count: int) -> int | None:
@@ -62,14 +59,7 @@ class Targets:
             self._known.pop(key, None)
             self._known[key] = self.newest
             if len(self._counts) > KEPT:
-                _drop_first(self._counts)
+                del self._counts[next(iter(self._counts))]
             if len(self._known) > KEPT:
-                _drop_first(self._known)
+                del self._known[next(iter(self._known))]
         return self._known[key]
-
-
-def _drop_first(table: dict[K, V]) -> K:
-    """What was put there first; its key."""
-    first = next(iter(table))
-    del table[first]
-    return first

@@ -25,6 +25,9 @@ class Frozen:
     head: Tensor
     version: int = 0
 
+    def to(self, device: torch.device) -> "Frozen":
+        return Frozen(self.embedding.to(device), self.head.to(device), self.version)
+
 
 @dataclass(frozen=True)
 class Step:

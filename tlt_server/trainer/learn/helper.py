@@ -1,6 +1,7 @@
 """What a rank other than 0 does: for each step that it is asked to, the gradients of the packs that it is sent."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from tlt_server.trainer.learn.losses import Objective
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network, network
 from tlt_server.trainer.learn.packing import Pack
-from tlt_server.trainer.learn.team import TENSORS, End, Free, Join, Learn, Line, PackLayout
+from tlt_server.trainer.learn.team import End, Free, Join, Learn, Line
 
 
 def assist(leader: Line, objective_of: Callable[[Mapping[str, Any]], Objective]) -> None:
@@ -46,21 +47,19 @@ class Helper:
             with leader.device:
                 self._network = network(self._config)
         leader.receive(self._network.state_dict().values())
-        if order.frozen:
-            embedding, head = (layout.empty(leader.device) for layout in order.frozen)
-            leader.receive((embedding, head))
-            self._frozen = Frozen(embedding, head, order.version)
+        if order.frozen is not None:
+            embedding, head = leader.receive_like((order.frozen.embedding, order.frozen.head))
+            self._frozen = Frozen(embedding, head, order.frozen.version)
         assert self._frozen is not None
-        packs = [self._receive(layout) for layout in order.packs]
+        packs = [self._receive(pack) for pack in order.packs]
         self._network.zero_grad()
         loss = learn(self._network, self._frozen, self._objective, packs, order.chains)
         weights = list(self._network.parameters())
         leader.send((loss, *(torch.zeros_like(each) if each.grad is None else each.grad for each in weights)))
 
-    def _receive(self, pack: PackLayout) -> Pack:
-        tensors = {name: each.empty(self._leader.device) for name, each in zip(TENSORS, pack.tensors, strict=True)}
-        self._leader.receive(tensors.values())
-        return Pack(**tensors, bounds=pack.bounds)
+    def _receive(self, pack: Pack) -> Pack:
+        received = self._leader.receive_like(pack.tensors.values())
+        return replace(pack, **dict(zip(pack.tensors, received, strict=True)))
 
     def free(self) -> None:
         """Leaves the GPU to others, but for what CUDA and NCCL hold themselves."""

@@ -6,7 +6,7 @@ belongs to one run never reaches another, because attention, the steps of a chai
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -63,9 +63,13 @@ class Pack:
         index = torch.arange(len(self.tokens), device=self.tokens.device) + steps
         return index.minimum(self.last), (index <= self.last) & self.counted
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All fields but `bounds`, in order."""
+        return {name: each for name, each in vars(self).items() if name != "bounds"}
+
     def to(self, device: torch.device) -> "Pack":
-        tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self) if field.name != "bounds"}
-        return replace(self, **tensors)
+        return replace(self, **{name: each.to(device) for name, each in self.tensors.items()})
 
     def attention(self, steps: int) -> Base:
         """Causal within each run, for chains of so many steps: the kernel for the device that the pack is on."""
@@ -102,7 +106,7 @@ def split(run: Run, budget: int) -> list[Run]:
 
 
 def within(runs: Iterable[Run], budget: int) -> list[Run]:
-    """The first `budget` entries of `runs`, the last run cut: what one pack holds."""
+    """The first `budget` entries of `runs`, the last run cut."""
     kept: list[Run] = []
     for run in runs:
         kept.append(split(run, budget)[0])

@@ -9,13 +9,11 @@ would tie every step to every rank, to shard weights of one layer.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
-from msgspec import Struct
 from torch import Tensor
 
 from tlt_server.errors import RankLost
@@ -23,59 +21,36 @@ from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
 
-TENSORS = tuple(field.name for field in fields(Pack) if field.name != "bounds")
+META = torch.device("meta")
 
 
-class Layout(Struct, frozen=True):
-    """Of a tensor that is sent."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Self:
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-    def empty(self, device: torch.device) -> Tensor:
-        """A tensor to receive into."""
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
-
-
-class PackLayout(Struct, frozen=True):
-    """Of a pack that is sent; tensors: in the order of `TENSORS`."""
-
-    tensors: tuple[Layout, ...]
-    bounds: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, pack: Pack) -> Self:
-        return cls(tuple(Layout.of(getattr(pack, name)) for name in TENSORS), pack.bounds)
-
-
-class Join(Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Join:
     """Leader -> helper, first of all. config: of the drafter."""
 
     config: dict[str, Any]
 
 
-class Learn(Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Learn:
     """Leader -> helper, followed by the weights, by embedding and head where they are others, and by the packs.
 
-    The helper answers with the loss of its packs, and the gradients. chains: of the whole step. version: of the target.
-    frozen: what follows of it; empty where the helper has it.
+    The helper answers with the loss of its packs, and the gradients. chains: of the whole step. frozen: of the target;
+    None where the helper has it. Tensors are on `META`: of the shapes and dtypes that follow.
     """
 
     chains: int
-    version: int
-    frozen: tuple[Layout, ...]
-    packs: tuple[PackLayout, ...]
+    frozen: Frozen | None
+    packs: tuple[Pack, ...]
 
 
-class Free(Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Free:
     """Leader -> helper: the GPU is needed; hold nothing there. The helper answers when it does not."""
 
 
-class End(Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class End:
     """Leader -> helper: training is over."""
 
 
@@ -90,19 +65,15 @@ class Line:
         self._rank, self.device, self._orders = rank, device, orders
 
     def tell(self, order: Order) -> None:
-        body = torch.frombuffer(bytearray(msgspec.msgpack.encode(order)), dtype=torch.uint8)
         with self._alive():
-            dist.send(torch.tensor([len(body)]), self._rank, self._orders)
-            dist.send(body, self._rank, self._orders)
+            dist.send_object_list([order], self._rank, self._orders)
 
     def hear(self) -> Order:
         """Waits for an order."""
-        length = torch.zeros(1, dtype=torch.int64)
+        orders: list[Any] = [None]
         with self._alive():
-            dist.recv(length, self._rank, self._orders)
-            body = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(body, self._rank, self._orders)
-        order: Order = msgspec.msgpack.decode(body.numpy().data, type=Order)
+            dist.recv_object_list(orders, self._rank, self._orders)
+        order: Order = orders[0]
         return order
 
     def send(self, tensors: Iterable[Tensor]) -> None:
@@ -115,6 +86,12 @@ class Line:
         with self._alive():
             for tensor in tensors:
                 dist.recv(_raw(tensor), self._rank)
+
+    def receive_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """New ones on `device`, of the shapes and dtypes of these."""
+        received = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in tensors]
+        self.receive(received)
+        return received
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
@@ -144,33 +121,27 @@ class Team:
         self._helping = []
         for rank, share in zip(helpers, others, strict=True):
             if share:
-                has_frozen = self._versions.get(rank) == frozen.version
-                missing = () if has_frozen else (Layout.of(frozen.embedding), Layout.of(frozen.head))
-                order = Learn(chains, frozen.version, missing, tuple(map(PackLayout.of, share)))
-                self._send(rank, order, share, network, frozen)
+                self._send(rank, share, chains, network, frozen)
         return mine
 
-    def _send(self, rank: int, order: Learn, packs: Sequence[Pack], network: Network, frozen: Frozen) -> None:
-        line = self._lines[rank]
-        line.tell(order)
+    def _send(self, rank: int, packs: Sequence[Pack], chains: int, network: Network, frozen: Frozen) -> None:
+        line, missing = self._lines[rank], self._versions.get(rank) != frozen.version
+        line.tell(Learn(chains, frozen.to(META) if missing else None, tuple(pack.to(META) for pack in packs)))
         line.send(network.state_dict().values())
-        if order.frozen:
+        if missing:
             line.send((frozen.embedding, frozen.head))
             self._versions[rank] = frozen.version
         for pack in packs:
-            line.send(getattr(pack, name) for name in TENSORS)
+            line.send(pack.tensors.values())
         self._helping.append(line)
 
     def gather(self, network: Network) -> Tensor:
         """Adds the others' gradients; gives the sum of their losses."""
         total = torch.zeros((), device=next(network.parameters()).device)
         for line in self._helping:
-            loss = torch.zeros_like(total)
-            line.receive((loss,))
-            total += loss
+            total += line.receive_like((total,))[0]
             for weight in network.parameters():
-                part = torch.empty_like(weight)
-                line.receive((part,))
+                (part,) = line.receive_like((weight,))
                 weight.grad = part if weight.grad is None else weight.grad.add_(part)
         return total
 

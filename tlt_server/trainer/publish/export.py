@@ -15,7 +15,7 @@ from tlt_server.trainer import checkpoint
 from tlt_server.trainer.learn.loop import AVERAGE
 from tlt_server.trainer.learn.network import network
 from tlt_server.trainer.publish.folder import Drafter, load_drafter
-from tlt_server.trainer.publish.published import Published
+from tlt_server.trainer.publish.published import Published, metadata
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
@@ -27,9 +27,14 @@ def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, 
     Raises ConfigError: there is none, or `out` exists.
     """
     if checkpointed:
-        drafter, provenance = _checkpointed(folder / "checkpoints")
+        if (saved := checkpoint.newest(folder / "checkpoints")) is None:
+            raise ConfigError(f"{folder / 'checkpoints'}: no checkpoint was saved here yet")
+        provenance = dict(saved.facts["provenance"])
+        drafter = Drafter(network(saved.facts["config"]), saved.facts["config"])
+        averaged = {name: each for name, each in saved.tensors.items() if name.startswith(AVERAGE)}
+        drafter.network.load_state_dict({name.removeprefix(AVERAGE): each for name, each in averaged.items()})
     elif (edition := Published(folder).newest()) is not None:
-        drafter, provenance = load_drafter(edition.folder), edition.metadata()
+        drafter, provenance = load_drafter(edition.folder), metadata(edition.folder)
     else:
         raise ConfigError(f"{folder}: no drafter was published here yet. --checkpoint takes the one in training")
     config = dict(drafter.config)
@@ -37,12 +42,3 @@ def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, 
         config[LAYERS] = [layer + 1 for layer in layers]  # vLLM's count; SGLang reads its own in eagle_config
     replace(drafter, config=config).export(out, provenance)
     return provenance
-
-
-def _checkpointed(folder: Path) -> tuple[Drafter, dict[str, str]]:
-    if (saved := checkpoint.newest(folder)) is None:
-        raise ConfigError(f"{folder}: no checkpoint was saved here yet")
-    trained, config = network(saved.facts["config"]), saved.facts["config"]
-    tensors = {name.removeprefix(AVERAGE): each for name, each in saved.tensors.items() if name.startswith(AVERAGE)}
-    trained.load_state_dict(tensors)
-    return Drafter(trained, config), dict(saved.facts["provenance"])

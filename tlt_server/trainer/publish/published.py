@@ -39,15 +39,11 @@ class Edition(NamedTuple):
 
     def file(self) -> bytes:
         """For `Sender.publish`. ConfigError: it is damaged."""
-        self.metadata()
+        metadata(self.folder)
         try:
             return files.read(self.folder / FILE, MOST_BYTES)
         except OSError as error:
             raise _damaged(self.folder, error) from error
-
-    def metadata(self) -> dict[str, str]:
-        """All that is known of it. ConfigError: it is damaged."""
-        return _metadata(self.folder)
 
 
 class Published:
@@ -86,7 +82,7 @@ class Published:
 
 
 def _edition(folder: Path) -> Edition:
-    said = _metadata(folder)
+    said = metadata(folder)
     try:
         version, trained_on, steps = (int(said[name]) for name in ("version", "trained_on", "steps"))
         if not 0 < version < MOST_VERSION or not 0 <= trained_on < MOST_VERSION or steps < 0:
@@ -96,7 +92,8 @@ def _edition(folder: Path) -> Edition:
     return Edition(version, trained_on, steps, folder)
 
 
-def _metadata(folder: Path) -> dict[str, str]:
+def metadata(folder: Path) -> dict[str, str]:
+    """All that is known of a drafter in a folder. ConfigError: it is damaged."""
     try:
         with files.regular(folder / FILE), safe_open(folder / FILE, framework="pt") as file:
             return dict(sorted((file.metadata() or {}).items()))  # which come in another order each time
