@@ -131,7 +131,6 @@ def test_environment_and_argv_are_read_at_the_door() -> None:
 
 MODULES_OF_A_FOLDER, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 14, 300, 40
 LARGER = {
-    "tlt_server/strategy": "20 modules, which are being made fewer",
     "clients/tlt_client/tlt_client/client.py": "325 lines: a method for each route, each with its docstring",
     "clients/tlt_client/tlt_client/schemas.py": "379 lines: the messages of all routes",
     "clients/tlt_client/tests/sglang_stand_in.py": "334 lines: one handler for all routes",

@@ -141,8 +141,8 @@ def test_the_bandit_finds_its_way(client: Client) -> None:
     learned = client.learned()
     client.learn(learned)
     assert client.learned() == learned
-    with pytest.raises(BadRequest, match=r"hits"):
-        client.learn({**learned, "hits": []})
+    with pytest.raises(BadRequest, match=r"level"):
+        client.learn({**learned, "level": []})
     with pytest.raises(BadRequest, match=r"(?s)epsilon 2.*window 0.*was not captured"):
         client.set_strategy(StrategyUpdate("pinned", pinned=Arm(9, 1, 10), epsilon=2, window=0))
     assert client.strategy().mode == "bandit"

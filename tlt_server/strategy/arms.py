@@ -37,11 +37,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class ArmTable(msgspec.Struct, frozen=True, array_like=True):
-    """One arm for each bucket, whose first batch sizes ascend from 1: all that ranks must agree on.
-
-    Rank 0 alone learns, and broadcasts the table where it has changed. All ranks see the same batch size, so that the
-    same lookup gives all the same arm without a word between them in the step.
-    """
+    """One arm for each bucket, whose first batch sizes ascend from 1: all that ranks must agree on."""
 
     firsts: tuple[int, ...]
     arms: tuple[Choice, ...]

@@ -35,9 +35,9 @@ class StepCosts:
     """
 
     def __init__(self, timings: Iterable[Timing], *, padded: bool = False) -> None:
-        by_arm: dict[Choice, dict[int, list[Timing]]] = defaultdict(lambda: defaultdict(list))
+        by_arm: dict[Choice, list[Timing]] = defaultdict(list)
         for each in timings:
-            by_arm[each.arm][each.batch].append(each)
+            by_arm[each.arm].append(each)
         if None not in by_arm:
             raise ConfigError("off was not timed: time plain decoding too, which is what every arm is held against")
         self._lines = {arm: _line(found) for arm, found in by_arm.items()}
@@ -62,22 +62,22 @@ class StepCosts:
     def seconds(self, arm: Choice, batch: int, cached: int) -> float:
         """Of one step. Between timed sizes, and beyond the largest, on a line, but where batches are padded."""
         sizes, seconds, slope = self._lines[arm]
-        right = bisect_left(sizes, batch)
-        if right == 0 or (right < len(sizes) and self._padded) or len(sizes) == 1:
-            return seconds[min(right, len(sizes) - 1)] + slope * cached
-        right = min(right, len(sizes) - 1)
+        right = min(bisect_left(sizes, batch), len(sizes) - 1)
+        if right == 0 or (self._padded and batch <= sizes[right]):
+            return seconds[right] + slope * cached
         share = (batch - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1]) + slope * cached
 
 
-def _line(by_batch: dict[int, list[Timing]]) -> tuple[list[int], list[float], float]:
+def _line(timings: Sequence[Timing]) -> tuple[list[int], list[float], float]:
     """Batch sizes, seconds at each without context, and seconds that each cached token adds: one slope for an arm."""
-    means = {b: (fmean(t.cached for t in each), fmean(t.seconds for t in each)) for b, each in by_batch.items()}
-    apart = [(t.cached - means[b][0], t.seconds - means[b][1]) for b, each in by_batch.items() for t in each]
+    sizes = sorted({each.batch for each in timings})
+    of_size = [[each for each in timings if each.batch == size] for size in sizes]
+    means = [(fmean(t.cached for t in each), fmean(t.seconds for t in each)) for each in of_size]
+    apart = [(t.cached - m[0], t.seconds - m[1]) for m, each in zip(means, of_size, strict=True) for t in each]
     spread = sum(x * x for x, _ in apart)
     slope = max(0.0, sum(x * y for x, y in apart) / spread) if spread else 0.0
-    sizes = sorted(means)
-    return sizes, [means[size][1] - slope * means[size][0] for size in sizes], slope
+    return sizes, [seconds - slope * cached for cached, seconds in means], slope
 
 
 def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batches: Sequence[int]) -> list[Timing]:
@@ -95,10 +95,9 @@ def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batc
 
 def guessed_costs(arms: Sequence[Arm], largest: int) -> StepCosts:
     """Before any was timed; only ratios count, and those until an arm was measured."""
-
-    def share(arm: Choice, batch: int) -> float:
-        passes, tokens = (arm.num_steps, arm.num_draft_tokens) if arm else (0, 1)
-        return 1 + _PASS * passes + _TOKEN * batch * tokens
-
-    sizes = {1, largest}
-    return StepCosts(Timing(arm, b, 0, _PLAIN_S * share(arm, b)) for arm, b in product((None, *arms), sizes))
+    shares = {None: (0, 1)} | {arm: (arm.num_steps, arm.num_draft_tokens) for arm in arms}
+    return StepCosts(
+        Timing(arm, batch, 0, _PLAIN_S * (1 + _PASS * passes + _TOKEN * batch * tokens))
+        for arm, (passes, tokens) in shares.items()
+        for batch in {1, largest}
+    )

@@ -29,7 +29,7 @@ _ODDS, _TIMES = (1.0, 0.1), (0.03**2, 0.1**2)
 taken for an arm's own at first, so that arms never pulled seem too good, and are tried."""
 _COMMON_DRIFT, _OWN_DRIFT, _SCATTER = 0.01**2, 0.001**2, 0.03**2
 """Variance that a step adds to the level of times, so that it is of the last few, to an arm's own; and of one step."""
-_CLIP, FAR, _LONG = 3.5, 1.5, 5
+_CLIP, FAR = 3.5, 1.5
 """Standard deviations that a step's time counts for, unless the next ones say so too. Then it is the level's where the
 arm has decoded for longer than an exploration, and less than so many times off: others on the machine do no more."""
 _RESTARTED = 0.05**2
@@ -110,8 +110,6 @@ class Estimates:
         self._surprise = 1.0
         self._far: dict[Choice, list[float]] = defaultdict(list)
         self._newest: Choice = None
-        self._settled: Choice = None  # the arm that ran long last
-        self._row = 0
         self._steps = 0  # of the newest arm, not learned from yet
         self._accepted: list[int] = []
         self._took: list[float] = []
@@ -122,9 +120,7 @@ class Estimates:
         took = None if seconds is None else log(seconds / expected) + self._times.of(arm)
         if arm != self._newest or self._steps == TOGETHER:
             self.learn()
-        self._row = self._row + 1 if arm == self._newest else 1
         self._newest = arm
-        self._settled = arm if self._row > _LONG else self._settled
         self._steps += 1
         self._accepted += accepted
         if took is not None:
@@ -170,7 +166,7 @@ class Estimates:
             return copysign(most, error)
         error = min(far, key=abs)
         far.clear()
-        part = 0 if arm == self._settled and abs(error) < log(FAR) else self._times.part[arm]
+        part = 0 if len(took) > 2 and abs(error) < log(FAR) else self._times.part[arm]
         self._times.covariance[part][part] += error * error
         return error
 

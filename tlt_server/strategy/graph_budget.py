@@ -1,14 +1,13 @@
 """Which arms get CUDA graphs, at which batch sizes, where memory for them is bounded.
 
-What graphs take is estimated: activations and logits of the pass with most rows, in which all others take turns, and
-something for each graph. Arms grow from small batches, where speculation pays most and takes least, to larger ones.
+Arms grow from small batches, where speculation pays most and takes least, to larger ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
-from tlt_server.strategy.arms import DRAFTING, KEYS
+from tlt_server.strategy.arms import KEYS
 
 Sizes = Mapping[Arm, Sequence[int]]
 """Batch sizes that each arm is captured at, ascending: always the smallest ones of the server's."""
@@ -18,56 +17,42 @@ measured yet: after each arm the server goes on by what was really taken."""
 
 
 def row_bytes(vocabulary: int, hidden: int, intermediate: int, element: int) -> float:
-    """Of a token that a pass of the target reads, about: logits as computed and in float32; activations of a layer.
+    """Bytes of a token in a pass of the target, about: logits as computed and in float32; activations of a layer.
 
-    Args:
-        vocabulary, hidden, intermediate: the model's sizes, in elements.
-        element: bytes of one.
+    vocabulary, hidden, intermediate: the model's sizes, in elements. element: bytes of one.
     """
     return vocabulary * (4 + element) + (6 * hidden + 3 * intermediate) * element
 
 
 def estimated(sizes: Sizes, every: Sequence[int], row: float) -> float:
-    """Bytes that graphs take: of these arms, and of plain decoding.
+    """Bytes that graphs of these arms take, and of plain decoding at `every` batch size of the server's, ascending.
 
-    Args:
-        every: the server's batch sizes, ascending; plain decoding is captured at all of them.
-        row: `row_bytes`.
+    Activations and logits of the pass with most rows, in which others take turns, and something for each graph.
+    row: `row_bytes`.
     """
     rows = max([every[-1], *(of_arm[-1] * arm.num_draft_tokens for arm, of_arm in sizes.items())])
-    graphs, steps = len(every), 0
-    for kind, key in KEYS.items():
-        shared: dict[object, int] = {}
-        for arm, of_arm in sizes.items():
-            shared[key(arm)] = max(shared.get(key(arm), 0), len(of_arm))
-        graphs += sum(shared.values())
-        if kind == DRAFTING:
-            steps += sum((arm.num_steps - 1) * len(of_arm) for arm, of_arm in sizes.items())
+    graphs = len(every)
+    for key in KEYS.values():
+        for shared in {key(arm) for arm in sizes}:
+            graphs += max(len(of_arm) for arm, of_arm in sizes.items() if key(arm) == shared)
+    steps = sum((arm.num_steps - 1) * len(of_arm) for arm, of_arm in sizes.items())
     return rows * row + graphs * GRAPH_BYTES + steps * STEP_BYTES
 
 
 def fitted(wanted: Sizes, estimate: Callable[[Sizes], float], budget: float, done: Sizes | None = None) -> Sizes:
     """What of `wanted` fits into a budget, the smallest batch sizes first; arms that get nothing are left out.
 
-    Args:
-        estimate: bytes of arms at sizes, all together.
-        budget: bytes.
-        done: what is captured already, and stays.
+    estimate: bytes of arms at sizes, all together. budget: bytes. done: what is captured already, and stays.
 
     Raises:
         ConfigError: no arm fits at any size.
     """
     found = dict(done or {})
-
-    def grown(arm: Arm) -> dict[Arm, Sequence[int]]:
-        return found | {arm: wanted[arm][: len(found.get(arm, ())) + 1]}
-
-    while fitting := [
-        arm
-        for arm in wanted
-        if arm not in (done or {}) and grown(arm)[arm] != found.get(arm) and estimate(grown(arm)) <= budget
-    ]:
-        found = grown(min(fitting, key=lambda arm: grown(arm)[arm][-1]))
+    steps = [(size, place, arm) for arm in wanted if arm not in found for place, size in enumerate(wanted[arm])]
+    for _, place, arm in sorted(steps, key=lambda step: step[0]):
+        more = found | {arm: wanted[arm][: place + 1]}
+        if len(found.get(arm, ())) == place and estimate(more) <= budget:
+            found = more
     if not found:
         least = min(estimate({arm: sizes[:1]}) for arm, sizes in wanted.items())
         raise ConfigError(f"--graph-memory-gb {budget / 1e9:.2f}: no arm fits. Give {least / 1e9:.2f} at least")

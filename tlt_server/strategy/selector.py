@@ -1,15 +1,7 @@
 """Which arm decodes the next step: the one object of this package that an engine talks to.
 
-On rank 0, in the order of a scheduler's loop:
-
-    table()             what every rank does next; with several ranks it is sent to all where it has changed
-    launched(...)       a decode step begins, with what that table says for its batch size
-    interrupted()       a prefill, a swap or a pause begins instead
-    settled(...)        a decode step's result has come, under overlap after the next one was launched
-    weights_changed()   another target or drafter is active
-
-Other ranks hold a table and nothing else. All modes learn all the time, so that a change of mode starts from what is
-known. The clock's seconds and the random generator are arguments.
+Rank 0 holds one, other ranks a table and nothing else. All modes learn all the time, so that a change of mode starts
+from what is known. The clock's seconds and the random generator are arguments.
 """
 
 from collections import defaultdict
