@@ -44,7 +44,6 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "capture": (capture.as_table, ["capture.h200"]),
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "online": (online.online, ["online.h200"]),
-    "online_cpu": (online.online, ["online.cpu2"]),
     "losses": (bench_losses.shown, ["losses.h200"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
