@@ -13,6 +13,7 @@ from tlt_server.config import (
     CANDIDATES,
     ENVIRONMENT_VARIABLE,
     Arm,
+    Dialect,
     DrafterKind,
     ServerConfig,
     Trainer,
@@ -65,6 +66,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert read_config(file) == ServerConfig(drafter=AUTO, drafter_kind=DrafterKind.EAGLE3)
     assert not read_config(file).strict_fields
     assert read_config(file, strict_fields=True).strict_fields
+    assert read_config(file, dialect=Dialect.VLLM).dialect is Dialect.VLLM is not ServerConfig().dialect
     observing = read_config(file, watchdog=Watchfulness.OBSERVE)
     assert observing.watchdog is Watchfulness.OBSERVE is not ServerConfig().watchdog
 
@@ -81,6 +83,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ("drafter = ", "Invalid value"),
         ('drafter_kind = "medusa"', "Invalid enum value 'medusa'"),
         ('watchdog = "asleep"', "asleep"),
+        ('dialect = "tgi"', "Invalid enum value 'tgi'"),
         ("accept_length_floor = 1.0", "> 1.0"),
         ("[features]\nbudget_mb_s = 0", "> 0.0"),
         ("[features]\nshare = 1.5", "<= 1.0"),

@@ -9,7 +9,17 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import AUTO, Arm, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness, read_toml
+from tlt_server.config import (
+    AUTO,
+    Arm,
+    Dialect,
+    DrafterKind,
+    GraphSharing,
+    ServerConfig,
+    Trainer,
+    Watchfulness,
+    read_toml,
+)
 from tlt_server.errors import ConfigError, DemoFailed, TltError
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
 
@@ -106,6 +116,7 @@ def serve(
     graph_sharing: Annotated[GraphSharing | None, typer.Option(help="none captures each arm by itself; pool.")] = None,
     graph_memory_gb: Annotated[float | None, typer.Option(help="That CUDA graphs may take of each GPU; any.")] = None,
     strict_fields: Annotated[bool | None, typer.Option(help="Refuse fields of requests that nobody knows.")] = None,
+    dialect: Annotated[Dialect | None, typer.Option(help="Whose HTTP API to speak; sglang.")] = None,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags go first.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="What clients must show; or TLT_API_KEY.")] = None,
     admin_api_key_file: Annotated[Path | None, typer.Option(help="For changes; or TLT_ADMIN_API_KEY.")] = None,
@@ -125,6 +136,7 @@ def serve(
         graph_sharing=graph_sharing,
         graph_memory_gb=graph_memory_gb,
         strict_fields=strict_fields,
+        dialect=dialect,
     )
     require_fork()
     from tlt_server.launch import serve as run
@@ -156,17 +168,8 @@ def train(
     from tlt_server.trainer.config import TrainConfig
     from tlt_server.trainer.start import train as run
 
-    flags = {
-        "target": target,
-        "folder": folder,
-        "drafter": drafter,
-        "drafter_kind": drafter_kind,
-        "listen": listen,
-        "features": features,
-        "port": port,
-        "loss": loss,
-        "device": device,
-    }
+    flags: dict[str, Any] = {"target": target, "folder": folder, "drafter": drafter, "drafter_kind": drafter_kind}
+    flags |= {"listen": listen, "features": features, "port": port, "loss": loss, "device": device}
     config = TrainConfig.read(tlt_config, flags, {"target": str(default_paths()[0])})
     logging.basicConfig(level=logging.WARNING, format="[%(asctime)s train] %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     logging.getLogger("tlt_server").setLevel(logging.INFO)

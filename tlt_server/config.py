@@ -147,6 +147,17 @@ class Watchfulness(StrEnum):
     OBSERVE = "observe"
 
 
+class Dialect(StrEnum):
+    """Whose HTTP API the server speaks, where two have a route of one name.
+
+    sglang: SGLang's.
+    vllm: vLLM's, its weight transfer included; SGLang's routes that vLLM has not are there, too.
+    """
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
 class GraphSharing(StrEnum):
     """What the CUDA graphs of several arms have in common.
 
@@ -180,6 +191,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     accept_length_floor: the accept length below which speculation is not worth its while, whatever was before.
     step_log: a file that gets a line for every settled step (engine/steplog.py), for measurements; None: no file.
     strict_fields: whether a request with a field that nobody knows is refused; else it is told what was ignored.
+    dialect: whose HTTP API it speaks.
     """
 
     drafter: str | None = None
@@ -196,6 +208,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     accept_length_floor: Annotated[float, msgspec.Meta(gt=1)] = 1.2
     step_log: str | None = None
     strict_fields: bool = False
+    dialect: Dialect = Dialect.SGLANG
 
     def __post_init__(self) -> None:
         if len(set(self.to_try)) < len(self.to_try):
