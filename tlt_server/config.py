@@ -192,6 +192,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_log: a file that gets a line for every settled step (engine/steplog.py), for measurements; None: no file.
     strict_fields: whether a request with a field that nobody knows is refused; else it is told what was ignored.
     dialect: whose HTTP API it speaks.
+    transfer_timeout_s: seconds without a byte, after which a trainer that sends weights by vLLM's transfer is gone.
     """
 
     drafter: str | None = None
@@ -209,6 +210,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_log: str | None = None
     strict_fields: bool = False
     dialect: Dialect = Dialect.SGLANG
+    transfer_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
     def __post_init__(self) -> None:
         if len(set(self.to_try)) < len(self.to_try):

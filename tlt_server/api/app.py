@@ -17,6 +17,8 @@ from tlt_server.api.rollouts.leaving import Leaving
 from tlt_server.api.rollouts.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
+from tlt_server.api.vllm import pauses, transfer
+from tlt_server.config import Dialect, ServerConfig
 from tlt_server.engine.messages import ReadVersions
 from tlt_server.keys import masked
 
@@ -32,7 +34,9 @@ def add_routes(app: FastAPI) -> None:
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    routers = (router, control.router, held.router, weights.router, drafter.router, strategy.router)
+    routers = [router, control.router, held.router, weights.router, drafter.router, strategy.router]
+    if ServerConfig.from_environment().dialect is Dialect.VLLM:
+        routers = [pauses.router, transfer.router, *routers]
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))

@@ -107,7 +107,7 @@ def _answered(scheduler: Any, recv_req: Any) -> TltReqOutput | None:
 
 def _answer(scheduler: Any, ask: Ask) -> Answer:
     router = scheduler.weight_updater
-    state = router.state
+    state, progress = router.state, None
     state.publications.tick()
     match ask:
         case messages.ReadVersions() | messages.Pausing() | messages.Announce() | messages.Probe():
@@ -130,10 +130,21 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             return Answer(shared=_shared(scheduler, path))
         case messages.Offer() | messages.Commit() | messages.RollBack() | messages.Freeze() | messages.SetWatchdog():
             _steer(router, ask)
+        case (
+            messages.Join()
+            | messages.Leave()
+            | messages.Open()
+            | messages.Receive()
+            | messages.Advance()
+            | messages.Close()
+        ):
+            progress = router.transfer.handle(ask)
         case _:
             _publish(router, ask)
     return Answer(
         versions=state.versions(),
+        progress=progress,
+        offloaded=sorted(router.offload_tags),
         speculation=state.speculation.describe(),
         trainer=state.trainer,
         devices=state.devices,

@@ -139,10 +139,72 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
     path: str
 
 
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """Join a trainer's weight transfer (engine/transfer/group.py), apart from the scheduler's loop; `Advance` tells how
+    it goes. One from before ends. rank_offset: the rank of the first replica's first rank. unique_id: of NCCL, 128
+    bytes, instead of the store at `address`, a host and a port. backend: nccl or gloo; None: by the device. packed:
+    tensors come several as one buffer of bytes, which ends with the one by which it exceeds `chunk_bytes`; else each by
+    itself."""
+
+    address: tuple[str, int] | None
+    world_size: int
+    rank_offset: int
+    backend: str | None = None
+    unique_id: bytes | None = None
+    packed: bool = False
+    chunk_bytes: int = 2**30
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """End the transfer, wherever it is. why: for a trainer that waits; None: only where no update is open."""
+
+    why: str | None = None
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """An update by transfer begins. held: generation is paused for it alone."""
+
+    held: bool
+
+
+class Receive(msgspec.Struct, frozen=True, tag="receive"):
+    """The trainer sends these tensors, apart from the scheduler's loop; `Advance` writes what came. None of them: those
+    of the last time. packed, chunk_bytes: as in `Join`; None: as said there."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    packed: bool | None = None
+    chunk_bytes: int | None = None
+
+
+class Advance(msgspec.Struct, frozen=True, tag="advance"):
+    """Take a turn of what a transfer has under way."""
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """The update ends. weight_version: the trainer's name for the new weights; None: the target's version."""
+
+    weight_version: str | None = None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Of a transfer. working: what was begun last is under way. moved: it has come further since the last turn. held:
+    generation is paused for the open update alone. failed: why what was begun last came to nothing."""
+
+    ready: bool
+    working: bool = False
+    moved: bool = False
+    held: bool = False
+    failed: str | None = None
+
+
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
 OfWeights = Begin | End | Pausing | Continuing | Name | Hold | Release | Resume
+OfTransfer = Join | Leave | Open | Receive | Advance | Close
 OfRankZero = Announce | Probe
-Ask = OfDrafter | OfWeights | ReadVersions | ReadEvents | Wish | ReadLearned | Learn | OfRankZero | HearTrainer | Share
+OfReports = ReadVersions | ReadEvents | ReadLearned | HearTrainer
+Ask = OfDrafter | OfWeights | OfTransfer | OfRankZero | OfReports | Wish | Learn | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,7 +212,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     refusal: why nothing was done; None where it was. out_of_turn: it was refused for what is active, not for what it
     is. invalid: it was refused for settings that cannot be. failure: what went wrong on our side. devices: of all ranks
-    of the replica. held: no step runs until generation continues or memory comes back.
+    of the replica. held: no step runs until generation continues or memory comes back. offloaded: tags of memory that
+    is released.
     """
 
     refusal: str | None = None
@@ -163,6 +226,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speculation: Speculation | None = None
     learned: Learned | None = None
     shared: SharedTarget | None = None
+    progress: Progress | None = None
+    offloaded: list[str] = []
     devices: list[str] = []
     held: bool = False
 

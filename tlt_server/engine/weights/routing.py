@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from sglang.srt.managers.io_struct import (
     CheckWeightsReqOutput,
     DestroyWeightsUpdateGroupReqOutput,
@@ -26,9 +28,10 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
 
-from tlt_server.engine.loading.schema import start_schema
+from tlt_server.engine.loading.schema import NamedTensor, start_schema
 from tlt_server.engine.ranks import lowest
 from tlt_server.engine.requests.held import flush_under_load
+from tlt_server.engine.transfer.transfer import Transfer
 from tlt_server.engine.weights.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.weights.checking import check_weights
 from tlt_server.engine.weights.groups import join
@@ -43,6 +46,8 @@ logger = logging.getLogger(__name__)
 Outcome = tuple[bool, str]
 Load = Callable[[Any], Outcome | None]
 """None: done, and nothing to say of it."""
+PART = {"weight_version": None, "selector": None, "flush_cache": False}
+"""What of an update request a transfer's part says, whose session says the rest."""
 
 
 class WeightRouter(SchedulerWeightUpdaterManager):
@@ -53,7 +58,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         super().__init__(**parts)
         runner = self.tp_worker.model_runner
         fits = runner.model_config.quantization is None
-        fit = TargetFit(runner.model, start_schema(runner)) if fits else None
+        self._fit = fit = TargetFit(runner.model, start_schema(runner)) if fits else None
         self._admission = Admission(runner.model, fit, self.tp_cpu_group)
         self._session_selector: str | None = None
         self.state = state_of(self.scheduler, fit.gaps if fit else no_gaps)
@@ -64,6 +69,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             super().release_memory_occupation,
             super().resume_memory_occupation,
         )
+        self.transfer = Transfer(self)
 
     def begin(self, selector: str | None, *, allow_partial: bool = False) -> None:
         """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
@@ -76,6 +82,15 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         missing = self.state.publications.end()
         self._session_selector = None
         require_whole(missing)
+
+    def write(self, tensors: list[NamedTensor]) -> Outcome:
+        """A part of an open session's update, as a transfer brings it (engine/transfer)."""
+        load = self.tp_worker.model_runner.model.load_weights
+        return self._update("transfer", SimpleNamespace(**PART), lambda _: load(tensors) and None)
+
+    def misfit(self, name: str, tensor: torch.Tensor) -> str | None:
+        """Why the target cannot take a tensor of this shape and dtype; None where it can, or nobody knows."""
+        return self._fit.misfit(name, tensor) if self._fit else None
 
     # -- upstream's routes --
 
