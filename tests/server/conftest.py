@@ -46,6 +46,9 @@ CONFIGS: dict[str, list[str]] = {
     "plain-workers": ["--no-speculation", "--tokenizer-worker-num", "2"],
     **SWITCHING,
     "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
+    "vllm": ["--tlt-config", str(Path(__file__).with_name("vllm.toml"))],
+    "vllm-ranks": ["--dialect", "vllm", "--tp-size", "2"],
+    "vllm-replicas": ["--dialect", "vllm", "--dp-size", "2"],
     "two-replicas": ["--dp-size", "2", "--tokenizer-worker-num", "2"],
 }
 RANKS_APART = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}

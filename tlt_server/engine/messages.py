@@ -189,10 +189,11 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Of a transfer. working: what was begun last is under way. moved: it has come further since the last turn. held:
-    generation is paused for the open update alone. failed: why what was begun last came to nothing."""
+    """Of a transfer. writing: an update is open, and has begun to write. working: what was begun last is under way.
+    moved: it has come further since the last turn. held: generation is paused for the open update alone. failed: why
+    what was begun last came to nothing."""
 
-    ready: bool
+    writing: bool = False
     working: bool = False
     moved: bool = False
     held: bool = False

@@ -65,8 +65,8 @@ async def hold(request: Request | None, mode: str = "in_place") -> None:
     await weights.pause_generation(PauseGenerationReqInput(mode=mode), request)
 
 
-async def go_on(request: Request | None) -> None:
-    await weights.continue_generation(ContinueGenerationReqInput(), request)
+async def go_on(request: Request | None) -> Any:
+    return await weights.continue_generation(ContinueGenerationReqInput(), request)
 
 
 async def _drain() -> None:
@@ -87,14 +87,19 @@ async def resume(request: Request) -> Any:
     """409: the target is incomplete, and would sample what no policy is."""
     if await torn():
         raise HTTPException(409, "an update of the target has not ended, or lacks tensors: send the whole target again")
-    await go_on(request)
+    answer = await go_on(request)
+    if (
+        isinstance(answer, Response) and answer.status_code != 200
+    ):  # what was written by SGLang's routes since the pause
+        raise HTTPException(409, bytes(answer.body).decode())
     return {"status": "resumed"}
 
 
 async def torn() -> bool:
     """Whether what is active is neither the old target nor a new one."""
-    targets = [answer.versions.target for answer in await ask(messages.ReadVersions()) if answer.versions]
-    return any(target.partial or target.missing for target in targets)
+    answers = await ask(messages.Advance())
+    incomplete = any(answer.versions.target.missing for answer in answers if answer.versions)
+    return incomplete or any(answer.progress.writing for answer in answers if answer.progress)
 
 
 @router.get("/is_paused")

@@ -188,6 +188,8 @@ async def end(weight_version: str | None) -> None:
     (progress, *_) = [answer.progress for answer in await ask(messages.Advance())]
     try:
         await ask(messages.Close(weight_version))
+    except HTTPException as refused:
+        raise HTTPException(409, refused.detail) from refused
     finally:
         if progress and progress.held and not await pauses.torn():
             await pauses.go_on(request=None)

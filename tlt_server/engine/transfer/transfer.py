@@ -61,7 +61,8 @@ class Transfer:
                 self._advance()
             case messages.Close(weight_version):
                 self._end(weight_version)
-        return Progress(self._group is not None, self._work is not None, self._moved, self._held, self._failed)
+        writing = self._open and self._router.state.publications.partial
+        return Progress(writing, self._work is not None, self._moved, self._held, self._failed)
 
     # -- the group --
 
@@ -74,7 +75,7 @@ class Transfer:
         if self._open:
             self._abandon()
         self._drop()
-        self._joined = ask
+        self._joined, self._last = ask, []
         self._start(Work(lambda _: join(ask, rank, self._device, self._timeout_s)))
 
     def _rank(self, ask: messages.Join) -> int:
