@@ -1,0 +1,3 @@
+from vllm import _Absent
+
+StructuredOutputsParams = _Absent
