@@ -11,6 +11,7 @@ from typing import Any
 from tlt_server.api.rollouts.aborts import abort_asked, still_wanted, wake_held
 from tlt_server.api.rollouts.requests import add_counts_to_meta_info, check_request
 from tlt_server.api.rollouts.versions import add_versions_to_meta_info
+from tlt_server.config import ServerConfig
 from tlt_server.engine.cpu.install import (
     apply_token_bitmask,
     create_attention_backend,
@@ -83,7 +84,7 @@ def add_routes(app: Any) -> None:
     """Our HTTP routes, in the process that serves HTTP."""
     from tlt_server.api.app import add_routes
 
-    add_routes(app)
+    add_routes(app, ServerConfig.from_environment().dialect)
 
 
 def disk_updates() -> Any:

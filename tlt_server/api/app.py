@@ -10,16 +10,18 @@ from sglang.srt.runtime_context import get_server_args
 
 from tlt_server.api import control, drafter, strategy, weights
 from tlt_server.api.auth import Authorization
-from tlt_server.api.control import answer_value_error
+from tlt_server.api.control import answer_bad_request, answer_value_error
+from tlt_server.api.fields.routes import tables_of
 from tlt_server.api.rollouts import held
 from tlt_server.api.rollouts.gate import Gate, read_server
 from tlt_server.api.rollouts.leaving import Leaving
 from tlt_server.api.rollouts.needs import NeededWeights
 from tlt_server.api.scheduler import as_json, ask
 from tlt_server.api.status import describe
-from tlt_server.api.vllm import pauses, transfer
-from tlt_server.config import Dialect, ServerConfig
+from tlt_server.api.vllm import pauses, rollouts, transfer
+from tlt_server.config import Dialect
 from tlt_server.engine.messages import ReadVersions
+from tlt_server.errors import BadRequest
 from tlt_server.keys import masked
 
 if TYPE_CHECKING:  # SGLang imports this module before it has settled where the processes' metrics meet
@@ -28,23 +30,24 @@ if TYPE_CHECKING:  # SGLang imports this module before it has settled where the 
 router = APIRouter()
 
 
-def add_routes(app: FastAPI) -> None:
-    """Adds our routes to SGLang's application, before its own of the same path.
+def add_routes(app: FastAPI, dialect: Dialect = Dialect.SGLANG) -> None:
+    """Adds our routes to SGLang's application, before its own of the same path. dialect: whose API it speaks.
 
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    routers = [router, control.router, held.router, weights.router, drafter.router, strategy.router]
-    if ServerConfig.from_environment().dialect is Dialect.VLLM:
-        routers = [pauses.router, transfer.router, *routers]
+    tables = tables_of(dialect)
+    dialects = (pauses.router, transfer.router, rollouts.router) if dialect is Dialect.VLLM else ()
+    routers = (*dialects, router, control.router, held.router, weights.router, drafter.router, strategy.router)
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))
     app.add_middleware(NeededWeights)
-    app.add_middleware(Leaving)
+    app.add_middleware(Leaving, routes=tables)
     # override: innermost, where add_middleware puts outermost: what decompresses bodies comes first
-    app.user_middleware += [Middleware(Gate, server=read_server)]
+    app.user_middleware += [Middleware(Gate, server=read_server, tables=tables)]
     app.add_middleware(Authorization, routes=app)  # added last, asked first
+    app.add_exception_handler(BadRequest, answer_bad_request)
     app.add_exception_handler(ValueError, answer_value_error)
 
 

@@ -29,6 +29,11 @@ REACHED_S = 30.0
 """How long a trainer may take to open its group after it asked the server to join."""
 
 
+async def answer_bad_request(request: Request, error: Exception) -> Response:
+    """What a route of ours finds wrong with a request."""
+    return refusal(path_of(request.scope), 400, str(error))
+
+
 async def answer_value_error(request: Request, error: Exception) -> Response:
     """SGLang says by a ValueError that a request asks for what cannot be; where a route lets it through: 400 too."""
     logger.info("refused %s: %s", request.url.path, error, exc_info=error)

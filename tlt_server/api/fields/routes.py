@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from tlt_server.api.fields import anthropic, native, openai, scores
+from tlt_server.api.fields import anthropic, native, openai, scores, vllm
 from tlt_server.api.fields.field import Table
+from tlt_server.config import Dialect
 
 TABLES: Mapping[str, Table] = {
     "/generate": native.GENERATE,
@@ -23,6 +24,17 @@ TABLES: Mapping[str, Table] = {
     "/v1/messages": anthropic.MESSAGES,
     "/v1/messages/count_tokens": anthropic.COUNT_TOKENS,
 }
+"""Of SGLang's dialect."""
+VLLM_TABLES: Mapping[str, Table] = {
+    "/v1/completions": vllm.COMPLETION,
+    "/v1/chat/completions": vllm.CHAT,
+    "/inference/v1/generate": vllm.TOKENS,
+    "/v1/tokenize": vllm.TOKENIZE,
+    "/tokenize": vllm.TOKENIZE,
+    "/v1/detokenize": vllm.DETOKENIZE,
+    "/detokenize": vllm.DETOKENIZE,
+}
+"""What vLLM's dialect has instead, or beside."""
 EMBEDDING = {"/encode", "/classify", "/v1/embeddings", "/v1/classify"}
 """Of models that embed; a model that generates refuses them."""
 _UNSERVED = {
@@ -58,6 +70,11 @@ _UNSERVED = {
 }
 UNSERVED: Mapping[str, str] = {path: why for why, paths in _UNSERVED.items() for path in paths}
 """SGLang's routes that make no sense on this server or cannot be made safe: refused with 404, as is what lies below."""
+
+
+def tables_of(dialect: Dialect) -> Mapping[str, Table]:
+    """The tables of a server, by route."""
+    return TABLES if dialect is Dialect.SGLANG else {**TABLES, **VLLM_TABLES}
 
 
 def unserved(path: str) -> str | None:

@@ -7,7 +7,7 @@ Names of what was ignored are put into the answer: `meta_info.ignored`, on `/gen
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from fastapi import Response
 
 from tlt_server.api.auth import path_of
 from tlt_server.api.bodies import BODIES
-from tlt_server.api.fields.field import Body, Server
+from tlt_server.api.fields.field import Body, Server, Table
 from tlt_server.api.fields.routes import EMBEDDING, TABLES, unserved
 from tlt_server.api.scheduler import as_json, tokenizer_manager
 from tlt_server.config import ServerConfig
@@ -36,10 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """ASGI middleware around SGLang's routes. server: reads what requests are held against, once it has started."""
+    """ASGI middleware around SGLang's routes. server: reads what requests are held against, once it has started.
+    tables: of its dialect, by route."""
 
-    def __init__(self, app: Any, server: Callable[[], Server]) -> None:
-        self._app, self._read_server = app, server
+    def __init__(self, app: Any, server: Callable[[], Server], tables: Mapping[str, Table] = TABLES) -> None:
+        self._app, self._read_server, self._tables = app, server, tables
         self._logged: set[str] = set()
 
     @cached_property
@@ -50,13 +51,13 @@ class Gate:
         path = path_of(scope).rstrip("/")
         if why := unserved(path):
             await _refuse(404, f"{path} is not served: {why}", scope, receive, send)
-        elif scope["type"] != "http" or (path in TABLES and scope["method"] not in ("POST", "PUT")):
+        elif scope["type"] != "http" or (path in self._tables and scope["method"] not in ("POST", "PUT")):
             await self._app(scope, receive, send)
         else:
             await self._check(path, scope, receive, send)
 
     async def _check(self, path: str, scope: Any, receive: Any, send: Any) -> None:
-        limit = MAX_BODY if path in TABLES else None if path in HOLD_TENSORS else MAX_CONTROL
+        limit = MAX_BODY if path in self._tables else None if path in HOLD_TENSORS else MAX_CONTROL
         body = await read(receive, limit)
         if body is None:
             return  # the client is gone
@@ -64,7 +65,7 @@ class Gate:
             await _refuse(413, f"more than {limit} bytes: send it in parts", scope, receive, send)
             return
         try:
-            if path not in TABLES:
+            if path not in self._tables:
                 require_fit(path, body)
             else:
                 scope[PARSED], ignored = self._accept(path, body)
@@ -87,7 +88,7 @@ class Gate:
             raise BadRequest("not JSON: nested too deep") from error
         if not isinstance(given, dict):
             raise BadRequest("a request is a JSON object")
-        accepted, ignored = TABLES[path].accept(given, self._server)
+        accepted, ignored = self._tables[path].accept(given, self._server)
         return accepted, list(dict.fromkeys(ignored))[:MAX_NAMED]
 
     def _tell(self, ignored: list[str]) -> None:

@@ -4,6 +4,7 @@ Upstream looks for lost connections every four seconds, and for those of streams
 """
 
 import asyncio
+from collections.abc import Container
 from typing import Any
 
 from tlt_server.api.auth import path_of
@@ -12,13 +13,13 @@ from tlt_server.api.fields.routes import TABLES
 
 class Leaving:
     """ASGI middleware around SGLang's application. The gate's routes may be cut: upstream's `generate_request` aborts
-    what it had under way. What changes the server must come to its end, heard or not."""
+    what it had under way. What changes the server must come to its end, heard or not. routes: the gate's."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, routes: Container[str] = TABLES) -> None:
+        self._app, self._routes = app, routes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or path_of(scope) not in TABLES:
+        if scope["type"] != "http" or path_of(scope) not in self._routes:
             await self._app(scope, receive, send)
             return
         client = Client(receive)
