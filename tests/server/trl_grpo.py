@@ -13,6 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tlt_server.engine.cpu.torchvision import mend_torchvision
+
+mend_torchvision()  # transformers imports it
 sys.path.insert(0, str(Path(__file__).with_name("vllm_stand_in")))
 
 import torch
