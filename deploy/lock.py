@@ -3,6 +3,7 @@
     make lock          asks PyPI, and installs nothing but uv
     make lock KEEP=1   what is pinned stays as it is; what is missing is added
 
+trainers.txt is what tests call of RL trainers (trainers.in), installed without what these ask for.
 torch and torchvision for a CPU are not in it: their builds, of an index of their own, have other hashes than PyPI's.
 """
 
@@ -50,25 +51,18 @@ def lock(kind: str, python: str, keep: bool) -> None:
     overrides.write_text("\n".join(without))
     held = HERE / f"constraints/{kind}.txt"
     options = ["--constraint", str(held)] if kind == "gpu" else ["--override", str(overrides)]
-    target = HERE / f"locks/{kind}-{python}.txt"
-    command = [
-        "uv",
-        "pip",
-        "compile",
-        "-",
-        "--quiet",
-        "--generate-hashes",
-        "--no-header",
-        "--no-annotate",
-        "--no-config",
-    ]
-    command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_34"]
-    command += ["--no-emit-index-url", "--no-emit-find-links", "--output-file", str(target), *options]
-    command += [] if keep else ["--upgrade"]
     try:
-        subprocess.run(command, input="\n".join(needed(kind)), text=True, check=True)
+        _compile(f"{kind}-{python}", python, "\n".join(needed(kind)), [*options, *([] if keep else ["--upgrade"])])
     finally:
         overrides.unlink()
+
+
+def _compile(name: str, python: str, wanted: str, options: list[str]) -> None:
+    command = ["uv", "pip", "compile", "-", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+    command += ["--no-config", "--no-emit-index-url", "--no-emit-find-links"]
+    command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_34"]
+    command += ["--output-file", str(HERE / f"locks/{name}.txt"), *options]
+    subprocess.run(command, input=wanted, text=True, check=True)
 
 
 if __name__ == "__main__":
@@ -76,3 +70,4 @@ if __name__ == "__main__":
     for kind in EXTRAS:
         for python in PYTHONS:
             lock(kind, python, keep="--keep" in sys.argv)
+    _compile("trainers", PYTHONS[0], (HERE / "trainers.in").read_text(), ["--no-deps"])

@@ -13,21 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import typing_extensions
-
-typing.TypedDict = typing_extensions.TypedDict  # pydantic refuses SkyRL's otherwise before Python 3.12
-sys.path.insert(0, str(Path(__file__).with_name("vllm_stand_in")))
-
 import torch
-from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+import typing_extensions
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm.distributed.weight_transfer.nccl_common import trainer_init
-from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
-from vllm.utils.network_utils import get_open_port
 
 from tests.server.trl_async import move
+from tests.server.vllm_stand_in.vllm.distributed.weight_transfer.nccl_common import trainer_init
+from tests.server.vllm_stand_in.vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
+from tlt_server.process import free_port
 
 TARGET, _ = default_paths()
 SAMPLED = {"min_tokens": 1, "skip_special_tokens": True, "include_stop_str_in_output": True, "max_tokens": 48}
@@ -52,13 +47,16 @@ class Group:
 
 
 async def main(url: str, out: Path, steps: int) -> None:
+    typing.TypedDict = typing_extensions.TypedDict  # pydantic refuses SkyRL's otherwise before Python 3.12
+    from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     weights = dict(model.named_parameters())
-    found: dict[str, Any] = {"steps": 0, "samples": 0, "worst": 0.0}
+    found: dict[str, Any] = {"steps": 0, "mismatches": []}
     async with RemoteInferenceClient(url, [url], data_parallel_size=1, model_name=str(TARGET)) as client:
         total, _ = await client.get_world_size()
-        group = Group("127.0.0.1", get_open_port(), 1, total + 1)
+        group = Group("127.0.0.1", free_port(), 1, total + 1)
         joined = asyncio.create_task(client.init_weight_update_communicator(group))
         sender = await asyncio.to_thread(trainer_init, asdict(group))
         await joined
@@ -73,10 +71,11 @@ async def main(url: str, out: Path, steps: int) -> None:
             if running:
                 await running  # of the weights before and of these
             answers = await rollouts(client, prompts)
-            for prompt, ids, logprobs in zip(prompts, answers["response_ids"], answers["response_logprobs"], strict=True):
+            for prompt, ids, logprobs in zip(
+                prompts, answers["response_ids"], answers["response_logprobs"], strict=True
+            ):
                 assert tokenizer.decode(ids) in answers["responses"]
-                found["samples"] += 1
-                found["worst"] = max(found["worst"], mismatch(model, prompt, ids, logprobs))
+                found["mismatches"].append(mismatch(model, prompt, ids, logprobs))
             found["steps"] += 1
             if step + 1 < steps:
                 move(weights, step)

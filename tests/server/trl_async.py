@@ -13,22 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tlt_server.engine.cpu.torchvision import mend_torchvision
-
-mend_torchvision()  # transformers imports it
-sys.path.insert(0, str(Path(__file__).with_name("vllm_stand_in")))
-
 import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
-from trl.experimental.async_grpo.vllm_client import VLLMClient
-from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
 
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 
+mend_torchvision()  # TRL's imports need it, in the worker's process too
 TARGET, _ = default_paths()
 CONTENT = {"role": {"const": "assistant"}, "content": {"type": "string"}}
 EACH = 12
@@ -40,6 +34,10 @@ def length(completions: list[Any], **_: Any) -> list[float]:
 
 
 def main(url: str, out: Path, steps: int) -> None:
+    from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
+    from trl.experimental.async_grpo.vllm_client import VLLMClient
+    from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
+
     PartialState()  # TRL's logger asks which process this is
     logging.basicConfig(level=logging.WARNING)
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
@@ -67,7 +65,7 @@ def main(url: str, out: Path, steps: int) -> None:
         max_tokens=48,
     )
     transfer.init_weight_transfer()
-    found: dict[str, Any] = {"steps": 0, "samples": 0, "worst": 0.0}
+    found: dict[str, Any] = {"steps": 0, "mismatches": []}
     try:
         for step in range(steps):
             transfer.pause()
@@ -77,8 +75,7 @@ def main(url: str, out: Path, steps: int) -> None:
             if step == 0:
                 worker.start()
             for sample in taken(worker, step):
-                found["samples"] += 1
-                found["worst"] = max(found["worst"], float(mismatch(model, sample)))
+                found["mismatches"].append(float(mismatch(model, sample)))
             found["steps"] += 1
             if step + 1 < steps:
                 move(weights, step)
@@ -89,7 +86,7 @@ def main(url: str, out: Path, steps: int) -> None:
     out.write_text(json.dumps(found))
 
 
-def taken(worker: AsyncRolloutWorker, version: int) -> Iterator[Any]:
+def taken(worker: Any, version: int) -> Iterator[Any]:
     """Samples that this version made by itself: those that began before it are read and passed over."""
     count = 0
     while count < EACH:

@@ -13,25 +13,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tlt_server.engine.cpu.torchvision import mend_torchvision
-
-mend_torchvision()  # transformers imports it
-sys.path.insert(0, str(Path(__file__).with_name("vllm_stand_in")))
-
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-from trl.generation.vllm_client import VLLMClient
-from vllm.utils.network_utils import get_open_port
 
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import Problem, grade, problems
+from tlt_server.engine.cpu.torchvision import mend_torchvision
 
 TARGET, _ = default_paths()
 
 
 def main(url: str, out: Path, steps: int) -> None:
+    mend_torchvision()  # TRL's imports need it
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.generation.vllm_client import VLLMClient
+    from vllm.utils.network_utils import get_open_port
+
     sampled: list[dict[str, Any]] = []
     joined, posted = VLLMClient.init_communicator, VLLMClient._post
     VLLMClient.init_communicator = lambda self, **_: joined(self, device=torch.device("cuda"))
