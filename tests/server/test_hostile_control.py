@@ -39,10 +39,12 @@ def test_what_was_found_once_is_mended(watched: Watched, tmp_path: Path) -> None
     assert all_is_well(watched), watched.found
 
 
-def test_every_route_outlasts_fuzzing(watched: Watched, servers: Servers, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "count"), [("eagle-chain", 600), ("vllm", 400)])
+@pytest.mark.server
+def test_every_route_outlasts_fuzzing(watched: Watched, servers: Servers, url: str, count: int, tmp_path: Path) -> None:
     """Mutated bodies, and schemathesis' by the server's own OpenAPI document, in turn."""
     try:
-        assert fire(watched, endless(url, Random(22)), 600, tmp_path)
+        assert fire(watched, endless(url, Random(22)), count, tmp_path)
         assert all_is_well(watched), watched.found
     finally:
         servers.close()  # what was rightly asked for is done, as a drafter frozen, and no other test expects it

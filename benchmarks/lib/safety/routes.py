@@ -33,6 +33,7 @@ HEALTHY = {"text": "What is 3*4?\n", "sampling_params": {"max_new_tokens": 24, "
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "3*4"}], "max_tokens": 4}
 NATIVE = {"text": "3*4", "sampling_params": {"max_new_tokens": 4, "temperature": 0.5, "stop": ["\n"]}}
 GROUP = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 0, "world_size": 2, "backend": "gloo"}
+RANKS = {"rank_offset": 1, "world_size": 2}
 TENSOR = {"names": ["lm_head.weight"], "dtypes": ["float32"], "shapes": [[2, 2]], "group_name": "g"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 VALID: dict[str, dict[str, Any]] = {
@@ -87,6 +88,14 @@ VALID: dict[str, dict[str, Any]] = {
     "/scale_elastic_ep": {"new_ep_size": 2},
     "/hicache/storage-backend": {"hicache_storage_backend": "file"},
     "/start_profile": {"num_steps": 0, "activities": ["CPU"]},
+    # of vLLM's dialect
+    "/init_weight_transfer_engine": {"init_info": {"master_address": "127.0.0.1", "master_port": 1, **RANKS}},
+    "/update_weights": {"update_info": {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[2, 2]]}},
+    "/finish_weight_update": {"weight_version": "a"},
+    "/collective_rpc": {"method": "liveness_probe", "args": [], "kwargs": {}},
+    "/reset_prefix_cache": {"reset_running_requests": False},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 4, "logprobs": 1}},
+    "/abort_requests": {"request_ids": ["a"]},
     "/tlt/v1/target/share": {"path": "/nowhere/a"},
     "/tlt/v1/drafter/update": {"path": "/nowhere", "version": 3},
     "/tlt/v1/drafter/freeze": {"frozen": False},
@@ -95,8 +104,10 @@ VALID: dict[str, dict[str, Any]] = {
     "/tlt/v1/strategy": {"mode": "fixed", "arm": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}},
     "/tlt/v1/strategy/learned": {"costs": {"a": 1}},
 }
-HOLD = {"/pause_generation", "/release_memory_occupation"}
+HOLD = {"/pause_generation", "/release_memory_occupation", "/pause", "/sleep", "/start_weight_update"}
 UNDO = (
+    ("/finish_weight_update", {}),
+    ("/wake_up", {}),
     ("/end_weight_update", {}),
     ("/resume_memory_occupation", {}),
     ("/continue_generation", {"torch_empty_cache": False}),
