@@ -46,6 +46,7 @@ CONFIGS: dict[str, list[str]] = {
     "plain-workers": ["--no-speculation", "--tokenizer-worker-num", "2"],
     **SWITCHING,
     "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
+    "vllm": ["--dialect", "vllm", "--chat-template", str(Path(__file__).parent / "tools.jinja")],
     "two-replicas": ["--dp-size", "2", "--tokenizer-worker-num", "2"],
 }
 RANKS_APART = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}

@@ -73,7 +73,7 @@ class Serving(OpenAIServingBase):
         several = bool(ids) and isinstance(ids[0], list)
         manager = self.tokenizer_manager
         room = manager.context_len - manager.num_reserved_tokens
-        prompts = [self._asked.keep(prompt, manager.max_req_input_len) for prompt in (ids if several else [ids])]
+        prompts = [self._asked.keep(prompt, manager.max_req_input_len - 1) for prompt in (ids if several else [ids])]
         if not all(prompts):
             raise ValueError("prompt: a prompt without a token")
         most = adapted.sampling_params.get("max_new_tokens") or room
@@ -166,6 +166,7 @@ class Tokens(Serving):
     def _convert_to_internal_request(self, request: GenerateReqInput, _: Any) -> tuple[GenerateReqInput, Any]:
         self._ask_for_logprobs(request)
         request.return_prompt_token_ids = self._asked.return_token_ids
+        request.lora_path = self._resolve_lora_path(self._model, None)
         return request, request
 
     def _answer(self, request: GenerateReqInput, outputs: list[answers.Output]) -> Response:
