@@ -40,13 +40,15 @@ SWITCHING = {
     # prompts of 20 to 60 tokens come in chunks, and a pool that is too small for 16 of them has requests retracted
     "tight-arms": [*SEVERAL, "--chunked-prefill-size", "16", "--max-total-tokens", "1000"],
 }
+HERE = Path(__file__).parent
+VLLM = ["--tlt-config", str(HERE / "vllm.toml")]
 CONFIGS: dict[str, list[str]] = {
     **DRAFTING,
     "plain": ["--no-speculation"],
     "plain-workers": ["--no-speculation", "--tokenizer-worker-num", "2"],
     **SWITCHING,
     "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
-    "vllm": ["--tlt-config", str(Path(__file__).with_name("vllm.toml"))],
+    "vllm": [*VLLM, "--chat-template", str(HERE / "tools.jinja")],
     "vllm-ranks": ["--dialect", "vllm", "--tp-size", "2"],
     "vllm-replicas": ["--dialect", "vllm", "--dp-size", "2"],
     "two-replicas": ["--dp-size", "2", "--tokenizer-worker-num", "2"],
@@ -60,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         marker = item.get_closest_marker("server")
-        here = marker is not None and item.path.parent == Path(__file__).parent
+        here = marker is not None and item.path.parent == HERE
         return servers.index(config_of(item, marker)) if here else len(servers)
 
     items.sort(key=place)

@@ -1,11 +1,12 @@
 """The table of fields as the docs show it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from tlt_server.api.fields import vllm
 from tlt_server.api.fields.field import IGNORED, NEEDS, REFUSED, Effect, Field
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import SAMPLING
-from tlt_server.api.fields.routes import EMBEDDING, TABLES, UNSERVED
+from tlt_server.api.fields.routes import EMBEDDING, TABLES, UNSERVED, VLLM_TABLES
 
 HEAD = """# What a request may say
 
@@ -38,10 +39,27 @@ def as_markdown() -> str:
             parts.append(
                 f"## sampling_params\n\n`{SAMPLING.name}`, of `/generate`.\n\n{_rows(SAMPLING.fields.values())}"
             )
+    parts += _vllms()
     parts.append(f"## Fields of others\n\nIn every table that has no field of the name.\n\n{_rows(FOREIGN.values())}")
     unserved = "".join(f"| `{path}` | {why} |\n" for path, why in UNSERVED.items())
     parts.append(f"## Routes that are not served\n\nAnswered 404.\n\n| route | |\n|---|---|\n{unserved}")
     return "\n".join(parts)
+
+
+def _vllms() -> Iterator[str]:
+    yield "## vLLM's dialect\n\nUnder `--dialect vllm` ([for trainers](trainers.md#vllms-dialect)).\n"
+    for table in dict.fromkeys(VLLM_TABLES.values()):
+        routes = [path for path, each in VLLM_TABLES.items() if each is table]
+        sglangs = TABLES[routes[0]].fields if routes[0] in TABLES else {}
+        if rows := [field for field in table.fields.values() if sglangs.get(field.name) is not field]:
+            paths = ", ".join(f"`{path}`" for path in routes)
+            beside = ", with the fields above and these" if sglangs else ""
+            yield f"### {paths}\n\n`{table.name}`{beside}.\n\n{_rows(rows)}"
+    for name, of, table in (
+        ("sampling_params", "`/inference/v1/generate`", vllm.PARAMS),
+        ("structured_outputs", "all three", vllm.STRUCTURED),
+    ):
+        yield f"### {name}\n\n`{table.name}`, of {of}.\n\n{_rows(table.fields.values())}"
 
 
 def _rows(fields: Iterable[Field]) -> str:

@@ -74,7 +74,7 @@ def _is_of_vllm(body: Body, server: Server) -> None:
             if body.get(name) not in (None, "", {"type": "text"}):
                 raise BadRequest(f"{name}: beside structured_outputs, and a request has one grammar")
     for name in NOT_STREAMED if body.get("stream") else ():
-        if body.get(name) not in (None, False):
+        if body.get(name, False) is not False:  # 0 asks for something
             raise BadRequest(f"{name}: not in a stream. Leave stream out")
     if body.get("echo") and body.get("truncate_prompt_tokens") is not None:
         raise BadRequest("echo: beside truncate_prompt_tokens, and the text would be of the whole prompt")

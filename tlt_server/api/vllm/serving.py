@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -41,44 +42,47 @@ class Serving(OpenAIServingBase):
     def create_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> Response:  # noqa: ARG002
         return refusal(self._path, status_code, str(message).split("\n", 1)[0])
 
-    def _ask_for_logprobs(self, adapted: GenerateReqInput) -> None:
+    def _with_logprobs(self, adapted: GenerateReqInput) -> GenerateReqInput:
         asked = self._asked
-        adapted.return_logprob = asked.logprobs is not None or asked.of_prompt
-        adapted.logprob_start_len = 0 if asked.of_prompt else -1
-        adapted.top_logprobs_num = asked.most
-        # a text for each of the likeliest tokens of each position takes long, and holds up all others
-        adapted.return_text_in_logprobs = asked.logprobs is not None and not asked.return_tokens_as_token_ids
+        return replace(
+            adapted,
+            return_logprob=asked.logprobs is not None or asked.of_prompt,
+            logprob_start_len=0 if asked.of_prompt else -1,
+            top_logprobs_num=asked.most,
+            # a text for each of the likeliest tokens of each position takes long, and holds up all others
+            return_text_in_logprobs=asked.logprobs is not None and not asked.return_tokens_as_token_ids,
+        )
 
     async def _handle_non_streaming_request(self, adapted: GenerateReqInput, request: Any, raw: Any) -> Response:
-        await self._fit(adapted)
-        prompts = _spread(adapted)
+        prompts, spread = _spread(await self._fitting(adapted))
+        rid = adapted.rid or uuid4().hex
+        rids = [rid] if prompts is None else [f"{rid}_{i}" for i in range(len(spread.input_ids))]
         known = {name for name in (adapted.rid, raw.headers.get("x-request-id")) if name}
-        adapted.rid = rid = adapted.rid or uuid4().hex
-        with _under_way(known, [rid] if prompts is None else [f"{rid}_{i}" for i in range(len(adapted.input_ids))]):
-            outputs = await anext(self.tokenizer_manager.generate_request(adapted, raw))
+        with _under_way(known, rids):
+            outputs = await anext(self.tokenizer_manager.generate_request(replace(spread, rid=rid), raw))
         outputs = outputs if isinstance(outputs, list) else [outputs]
-        return self._answer(request, outputs if prompts is None else answers.prompt_major(outputs, prompts))
+        return self._answer(request, rid, outputs if prompts is None else answers.prompt_major(outputs, prompts))
 
-    def _answer(self, request: Any, outputs: list[answers.Output]) -> Response:
+    def _answer(self, request: Any, rid: str, outputs: list[answers.Output]) -> Response:
         raise NotImplementedError
 
-    async def _fit(self, adapted: GenerateReqInput) -> None:
-        """Makes prompts token ids, cut as asked, and asks for no more tokens than the context has room for."""
+    async def _fitting(self, adapted: GenerateReqInput) -> GenerateReqInput:
+        """With prompts as token ids, cut as asked, and no more tokens asked for than the context has room for."""
         if adapted.contains_mm_input():
-            return
+            return adapted
+        manager, ids = self.tokenizer_manager, adapted.input_ids
         if adapted.text is not None:
-            adapted.input_ids, _ = await self.tokenizer_manager._tokenize_texts(adapted.text)
-            adapted.text = None
-        ids = adapted.input_ids
+            ids, _ = await manager._tokenize_texts(adapted.text)
         several = bool(ids) and isinstance(ids[0], list)
-        manager = self.tokenizer_manager
-        room = manager.context_len - manager.num_reserved_tokens
-        prompts = [self._asked.keep(prompt, manager.max_req_input_len) for prompt in (ids if several else [ids])]
+        prompts = [self._asked.keep(prompt, manager.max_req_input_len - 1) for prompt in (ids if several else [ids])]
         if not all(prompts):
             raise ValueError("prompt: a prompt without a token")
+        room = manager.context_len - manager.num_reserved_tokens
         most = adapted.sampling_params.get("max_new_tokens") or room
         params = [adapted.sampling_params | {"max_new_tokens": max(min(most, room - len(each)), 1)} for each in prompts]
-        adapted.input_ids, adapted.sampling_params = (prompts, params) if several else (prompts[0], params[0])
+        if several:
+            return replace(adapted, text=None, input_ids=prompts, sampling_params=params)
+        return replace(adapted, text=None, input_ids=prompts[0], sampling_params=params[0])
 
 
 @contextmanager
@@ -93,17 +97,16 @@ def _under_way(names: set[str], rids: Sequence[str]) -> Iterator[None]:
             UNDER_WAY.update({name: left} if left else {})
 
 
-def _spread(adapted: GenerateReqInput) -> int | None:
-    """Makes samples of several prompts requests of their own, in rounds of one a prompt: the first round's prefill
+def _spread(adapted: GenerateReqInput) -> tuple[int | None, GenerateReqInput]:
+    """With samples of several prompts as requests of their own, in rounds of one a prompt: the first round's prefill
     serves the others. Upstream prefills one prompt after the other before any is sampled from. Returns how many prompts
-    there are; None: one, whose samples are left to upstream."""
+    there are, too; None: one, whose samples are left to upstream."""
     params = adapted.sampling_params
     if not isinstance(params, list) or len(params) == 1:
-        return None
+        return None, adapted
     samples = params[0].get("n") or 1
-    adapted.input_ids = adapted.input_ids * samples
-    adapted.sampling_params = [each | {"n": 1} for each in params] * samples
-    return len(params)
+    alone = [each | {"n": 1} for each in params]
+    return len(params), replace(adapted, input_ids=adapted.input_ids * samples, sampling_params=alone * samples)
 
 
 class OpenAI(Serving):
@@ -123,17 +126,16 @@ class OpenAI(Serving):
     def _convert_to_internal_request(self, request: Any, raw: Any) -> tuple[GenerateReqInput, Any]:
         adapted, request = _with_tools(self._upstream, request, raw)
         if not self._asked.spaces_between_special_tokens:
-            adapted.sampling_params["spaces_between_special_tokens"] = False
-        if not request.stream:
-            self._ask_for_logprobs(adapted)
-        return adapted, request
+            params = adapted.sampling_params | {"spaces_between_special_tokens": False}
+            adapted = replace(adapted, sampling_params=params)
+        return adapted if request.stream else self._with_logprobs(adapted), request
 
     async def _handle_streaming_request(self, adapted: GenerateReqInput, request: Any, raw: Any) -> Response:
-        await self._fit(adapted)
-        answer: Response = await self._upstream._handle_streaming_request(adapted, request, raw)
+        fitting = await self._fitting(adapted)
+        answer: Response = await self._upstream._handle_streaming_request(fitting, request, raw)
         return answer if answer.status_code == 200 else error_of(answer, self._path)
 
-    def _answer(self, request: Any, outputs: list[answers.Output]) -> Response:
+    def _answer(self, request: Any, rid: str, outputs: list[answers.Output]) -> Response:  # noqa: ARG002
         none = False if isinstance(request.logprobs, bool) else None  # ours are made of the outputs
         answer = self._build(request.model_copy(update={"logprobs": none}), outputs, int(time.time()))
         if isinstance(answer, Response):
@@ -147,10 +149,10 @@ def _with_tools(upstream: Any, request: Any, raw: Any) -> tuple[GenerateReqInput
         adapted, request = upstream._convert_to_internal_request(request, raw)
         return adapted, request
     adapted, _ = upstream._convert_to_internal_request(request.model_copy(update={"tool_choice": "auto"}), raw)
-    adapted.sampling_params["skip_special_tokens"] = request.skip_special_tokens
+    params = adapted.sampling_params | {"skip_special_tokens": request.skip_special_tokens}
     if request.response_format is None or request.response_format.type != "structural_tag":
-        adapted.sampling_params.pop("structural_tag", None)
-    return adapted, request
+        params.pop("structural_tag", None)  # a tool's, that may not be called
+    return replace(adapted, sampling_params=params), request
 
 
 class Tokens(Serving):
@@ -164,15 +166,17 @@ class Tokens(Serving):
         return "generate-tokens-"
 
     def _convert_to_internal_request(self, request: GenerateReqInput, _: Any) -> tuple[GenerateReqInput, Any]:
-        self._ask_for_logprobs(request)
-        request.return_prompt_token_ids = self._asked.return_token_ids
-        return request, request
+        adapted = replace(
+            self._with_logprobs(request),
+            return_prompt_token_ids=self._asked.return_token_ids,
+            lora_path=self._resolve_lora_path(self._model, None),
+        )
+        return adapted, request
 
-    def _answer(self, request: GenerateReqInput, outputs: list[answers.Output]) -> Response:
+    def _answer(self, request: Any, rid: str, outputs: list[answers.Output]) -> Response:  # noqa: ARG002
         samples = len(outputs)
         usage = UsageProcessor.calculate_response_usage(
             outputs, samples, self.tokenizer_manager.server_args.enable_cache_report
         )
-        rid = request.rid if isinstance(request.rid, str) else request.rid[0]
         head = {"request_id": rid, "model": self._model, "created": int(time.time()), "usage": usage.model_dump()}
         return as_json(head | answers.tokens(outputs, self._asked, self._ends))
