@@ -25,8 +25,8 @@ from tlt_server.results import Figures
 BATCH = 25
 EXAMPLES = 3
 """Of each kind that schemathesis draws for an operation at once; that it may draw takes it most of a minute."""
-PATIENCE_S = 20.0
-"""How long an answer may take: what is asked for here is refused at once, or short."""
+PATIENCE_S = 60.0
+"""How long an answer may take: what is asked for here is refused at once, or ends with the context."""
 UNKEPT = httpx.Limits(max_keepalive_connections=0)
 """A server may close a connection that is kept at the moment that it is used again."""
 HEALTHY = {"text": "What is 3*4?\n", "sampling_params": {"max_new_tokens": 24, "temperature": 0}}
