@@ -11,6 +11,7 @@ from tests.api.test_fields import SERVER
 from tlt_server.api.app import add_routes
 from tlt_server.api.fields.routes import VLLM_TABLES, tables_of
 from tlt_server.api.rollouts.gate import PARSED, Gate
+from tlt_server.api.vllm.serving import UNDER_WAY, under_way
 from tlt_server.config import Dialect
 
 ADMINS = {"/abort_requests", "/inference/v1/abort_requests", "/load_lora_adapter"}
@@ -72,3 +73,11 @@ def test_the_gate_reads_vllms_fields() -> None:
     assert (status, given) == (400, None)
     assert answer["error"]["message"].startswith("sampling_params.top_k: -2")
     assert through("/v1/completions", {"prompt": "3", "prompt_logprobs": 1})[0] == 200
+
+
+def test_requests_are_known_by_their_names_while_they_are_under_way() -> None:
+    with under_way({"a", "header"}, ["a_0", "a_1"]):
+        with under_way({"header"}, ["b"]), under_way({"a"}, ["a_0"]):
+            assert UNDER_WAY == {"a": ["a_0", "a_1", "a_0"], "header": ["a_0", "a_1", "b"]}
+        assert UNDER_WAY == {"a": ["a_1", "a_0"], "header": ["a_0", "a_1"]}
+    assert UNDER_WAY == {}

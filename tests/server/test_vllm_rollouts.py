@@ -15,8 +15,10 @@ import httpx
 import openai
 import pytest
 
+from benchmarks.lib.safety.bodies import LEGAL
 from tests.server.conftest import PROMPTS
 from tests.server.test_fields import events
+from tlt_server.api.fields.routes import VLLM_TABLES
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 
@@ -233,6 +235,13 @@ def test_tokens_of_texts(http: httpx.Client, reference: Reference, tokenizer: An
     assert ask(http, "/tokenize", **CHAT)["tokens"] == list(reference.tokens("What is 3*4?\n"))
 
 
+@pytest.mark.parametrize("path", sorted({*VLLM_TABLES} & {*LEGAL}))
+def test_sglangs_requests_are_served_beside(http: httpx.Client, path: str) -> None:
+    for body in LEGAL[path]:
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, (body, answer.text)
+
+
 # -- ends and errors
 
 
@@ -289,6 +298,20 @@ def test_errors_are_vllms(http: httpx.Client, path: str, body: dict[str, Any], s
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["code"], "\n" in error["message"]) == (status, False)
+
+
+def test_one_id_at_once_harms_nobody(http: httpx.Client) -> None:
+    """Whichever is refused, the other is answered."""
+    asked = {
+        "token_ids": [5, 6],
+        "sampling_params": {"n": 2, "max_tokens": 64, "ignore_eos": True},
+        "request_id": "same",
+    }
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: http.post("/inference/v1/generate", json=asked), range(8)))
+    assert {answer.status_code for answer in answers} == {200, 400}
+    assert all(len(c["token_ids"]) == 64 for a in answers if a.status_code == 200 for c in a.json()["choices"])
+    assert ask(http, "/abort_requests", request_ids=["same"])["aborted"] == 0
 
 
 def test_what_is_not_sent_as_json_is_refused(http: httpx.Client) -> None:

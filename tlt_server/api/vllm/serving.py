@@ -58,7 +58,7 @@ class Serving(OpenAIServingBase):
         rid = adapted.rid or uuid4().hex
         rids = [rid] if prompts is None else [f"{rid}_{i}" for i in range(len(spread.input_ids))]
         known = {name for name in (adapted.rid, raw.headers.get("x-request-id")) if name}
-        with _under_way(known, rids):
+        with under_way(known, rids):
             outputs = await anext(self.tokenizer_manager.generate_request(replace(spread, rid=rid), raw))
         outputs = outputs if isinstance(outputs, list) else [outputs]
         return self._answer(request, rid, outputs if prompts is None else answers.prompt_major(outputs, prompts))
@@ -86,15 +86,18 @@ class Serving(OpenAIServingBase):
 
 
 @contextmanager
-def _under_way(names: set[str], rids: Sequence[str]) -> Iterator[None]:
+def under_way(names: set[str], rids: Sequence[str]) -> Iterator[None]:
+    """Enters a request into `UNDER_WAY`. Several may have one name; one that is refused for its id has another's."""
     for name in names:
-        UNDER_WAY[name] = [*UNDER_WAY.get(name, ()), *rids]
+        UNDER_WAY.setdefault(name, []).extend(rids)
     try:
         yield
     finally:
         for name in names:
-            left = [rid for rid in UNDER_WAY.pop(name) if rid not in rids]
-            UNDER_WAY.update({name: left} if left else {})
+            for rid in rids:
+                UNDER_WAY[name].remove(rid)
+            if not UNDER_WAY[name]:
+                del UNDER_WAY[name]
 
 
 def _spread(adapted: GenerateReqInput) -> tuple[int | None, GenerateReqInput]:
