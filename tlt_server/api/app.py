@@ -8,7 +8,7 @@ from fastapi.middleware import Middleware
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import control, drafter, strategy, weights
+from tlt_server.api import control, drafter, forks, strategy, weights
 from tlt_server.api.auth import Authorization
 from tlt_server.api.control import answer_value_error
 from tlt_server.api.rollouts import held
@@ -32,7 +32,7 @@ def add_routes(app: FastAPI) -> None:
     One by one: how a route is protected is read from the application's table, where a router that was included stands
     as one entry, in FastAPI's later versions, that says nothing.
     """
-    routers = (router, control.router, held.router, weights.router, drafter.router, strategy.router)
+    routers = (router, control.router, held.router, weights.router, forks.router, drafter.router, strategy.router)
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))

@@ -1,8 +1,9 @@
-"""Requests that are aborted before a scheduler has them: answered as rollouts that have nothing yet.
+"""Requests that no scheduler is sent, since nothing is left to sample: answered as rollouts that have nothing.
 
-Upstream answers them with status 499, a whole batch where one of its requests was aborted; and those that came while a
-pause waited for the ones before them, when the pause is over: a trainer that awaits them before it goes on waits for
-ever.
+Of those that are aborted before, upstream answers with status 499, a whole batch where one of its requests was aborted;
+and those that came while a pause waited for the ones before them, when the pause is over: a trainer that awaits them
+before it goes on waits for ever. A prompt that fills the context, as of a rollout that was aborted just before its end
+and is sent again to go on, upstream answers with status 400, which trainers take for a failure.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+FULL = {"type": "length", "length": 0}
 """As upstream's schedulers say it."""
 
 
@@ -32,14 +34,27 @@ def wake_held(manager: Any) -> None:
 
 
 def still_wanted(manager: Any, tokenized: Sequence[Any]) -> list[Any]:
-    """What a scheduler is to get of some tokenized requests: the others were aborted, and are answered."""
+    """What a scheduler is to get of some tokenized requests: the others were aborted or have no room, and are
+    answered."""
     wanted = []
     for each in tokenized:
         if _aborted(manager, manager.child_rid_to_logical_rid.get(each.rid, each.rid)):
-            _answer(manager, manager.rid_to_state[each.rid], each)
+            _answer(manager, manager.rid_to_state[each.rid], each, ABORTED)
+        elif _is_full(manager, each):
+            _answer(manager, manager.rid_to_state[each.rid], each, FULL)
         else:
             wanted.append(each)
     return wanted
+
+
+def _is_full(manager: Any, tokenized: Any) -> bool:
+    """Whether a prompt leaves no room for a response, which is all that is asked for: logprobs of the prompt itself are
+    upstream's to refuse."""
+    if not manager.is_generation or tokenized.input_ids is None or tokenized.mm_inputs is not None:
+        return False
+    most = manager.max_req_input_len  # None in a tokenizer worker of several until it is told
+    scores = tokenized.return_logprob and tokenized.logprob_start_len != -1
+    return most is not None and len(tokenized.input_ids) >= most and not scores
 
 
 def _aborted(manager: Any, logical_rid: str) -> bool:
@@ -47,13 +62,13 @@ def _aborted(manager: Any, logical_rid: str) -> bool:
     return state is not None and state.abort_requested
 
 
-def _answer(manager: Any, state: Any, tokenized: Any) -> None:
+def _answer(manager: Any, state: Any, tokenized: Any, finish_reason: dict[str, Any]) -> None:
     """Puts the answer where whoever waits for the request finds it; they remove its state."""
     state.finished = True
     state.time_stats.set_finished_time()
     meta_info = {
         "id": tokenized.rid,
-        "finish_reason": dict(ABORTED),
+        "finish_reason": dict(finish_reason),
         "prompt_tokens": len(tokenized.input_ids or ()),
         "cached_tokens": 0,
         "completion_tokens": 0,
