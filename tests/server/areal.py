@@ -64,16 +64,6 @@ class Transcribed:
         tokens, logprobs = [token for token, _ in pairs], [logprob for _, logprob in pairs]
         return Reply(tokens, logprobs, meta["finish_reason"]["type"])
 
-    def build_score_request(self, input_ids: list[int], target_len: int, with_lora: bool, version: int) -> HttpRequest:
-        del with_lora, version
-        start = max(0, len(input_ids) - target_len - 1)
-        body = {"input_ids": input_ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-        asked = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": 0, "stream": False}
-        return HttpRequest("/generate", body | asked)
-
-    def parse_score_response(self, response: dict[str, Any], target_len: int) -> list[float]:
-        return [float(each[0]) for each in response["meta_info"]["input_token_logprobs"]][-target_len:]
-
     def build_disk_weight_update_requests(self, meta: Any) -> SimpleNamespace:
         body = {"model_path": str(meta.path), "abort_all_requests": True}
         return SimpleNamespace(requests=[HttpRequest("/update_weights_from_disk", body)])

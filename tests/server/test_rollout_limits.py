@@ -9,7 +9,7 @@ from tlt_client import Client
 CONTEXT = 2048
 FULL = 2042
 """Of a prompt: upstream keeps five tokens for a response, and the last position."""
-pytestmark = pytest.mark.parametrize("config", ["eagle-chain", "plain"])
+pytestmark = [pytest.mark.server, pytest.mark.parametrize("config", ["eagle-chain", "plain"])]
 
 
 def generate(url: str, prompt: list[int] | list[list[int]], most: int, **fields: Any) -> httpx.Response:

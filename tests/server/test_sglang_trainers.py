@@ -22,7 +22,7 @@ from tlt_server.process import free_port
 pytestmark = pytest.mark.server("eagle-chain")
 
 TARGET, _ = default_paths()
-LONG = {"temperature": 1.0, "max_new_tokens": 600, "ignore_eos": True}
+LONG = {"temperature": 1.0, "max_new_tokens": 300, "ignore_eos": True}
 Checksums = list[dict[str, str]]
 
 
@@ -59,9 +59,14 @@ def requests_at(trainer: Trainer) -> int:
 
 
 def generate(trainer: Trainer) -> list[dict[str, Any]]:
-    body = {"text": PROMPTS[:8], "sampling_params": LONG, "return_logprob": True}
+    body = {"text": PROMPTS[:4], "sampling_params": LONG, "return_logprob": True}
     answers: list[dict[str, Any]] = trainer.http.post("/generate", json=body).raise_for_status().json()
     return answers
+
+
+def until_under_way(trainer: Trainer) -> None:
+    while requests_at(trainer) == 0:
+        time.sleep(0.01)
 
 
 def send_by(trainer: Trainer, transport: str, tensors: Tensors, **fields: Any) -> None:
@@ -87,8 +92,7 @@ def test_slime(trainer: Trainer, arrived: Callable[[], bool], moved: Path, tmp_p
     assert not info["enable_memory_saver"]  # compared with --offload-rollout
     with ThreadPoolExecutor(1) as pool:
         rollouts = pool.submit(generate, trainer)
-        time.sleep(0.5)
-        assert requests_at(trainer) > 0
+        until_under_way(trainer)
         while requests_at(trainer) > 0:
             trainer.post("/abort_request", abort_all=True).raise_for_status()
             time.sleep(0.02)
@@ -116,8 +120,9 @@ def test_slime(trainer: Trainer, arrived: Callable[[], bool], moved: Path, tmp_p
     assert arrived()
 
 
-@pytest.mark.parametrize("mode", ["retract", "in_place", "abort"])
-@pytest.mark.parametrize("transport", ["distributed", "tensor"])
+@pytest.mark.parametrize(
+    ("transport", "mode"), [("distributed", "retract"), ("tensor", "in_place"), ("tensor", "abort")]
+)
 def test_miles(trainer: Trainer, arrived: Callable[[], bool], moved: Path, transport: str, mode: str) -> None:
     """Miles 31f1ca9: update_weight_from_distributed/mixin.py; the version is named before the session ends."""
     assert trainer.http.get("/health_generate", headers={"Authorization": "Bearer None"}).status_code == 200
@@ -127,7 +132,7 @@ def test_miles(trainer: Trainer, arrived: Callable[[], bool], moved: Path, trans
     assert trainer.http.get("/parallelism_config", params={"rank": 1}).status_code == 400
     with ThreadPoolExecutor(1) as pool:
         rollouts = pool.submit(generate, trainer)
-        time.sleep(0.5)
+        until_under_way(trainer)
         made(trainer, "pause_generation", mode=mode)
         if mode != "in_place":
             assert flushed(trainer)
@@ -212,8 +217,6 @@ def test_areal(areal: Areal, arrived: Callable[[], bool], moved: Path, reference
             areal.http.post("/abort_request", json={"abort_all": True}).raise_for_status()
             time.sleep(0.02)
         assert going_on.result()[0] == undisturbed
-    scored = areal.run(areal.requests.build_score_request(prompt + undisturbed, len(undisturbed), False, 0))
-    assert len(areal.requests.parse_score_response(scored, len(undisturbed))) == len(undisturbed)
     for _ in range(2):
         areal.meta.nccl_master_port = free_port()
         group = areal.join()

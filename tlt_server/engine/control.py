@@ -141,6 +141,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         trainer=state.trainer,
         devices=state.devices,
         held=scheduler._engine_paused,
+        weight_version=state.publications.sampling[0],
     )
 
 

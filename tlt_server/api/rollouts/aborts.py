@@ -3,7 +3,8 @@
 Of those that are aborted before, upstream answers with status 499, a whole batch where one of its requests was aborted;
 and those that came while a pause waited for the ones before them, when the pause is over: a trainer that awaits them
 before it goes on waits for ever. A prompt that fills the context, as of a rollout that was aborted just before its end
-and is sent again to go on, upstream answers with status 400, which trainers take for a failure.
+and is sent again to go on, upstream answers with status 400, which trainers take for a failure; one that may have no
+token more with no token and, where it drafts, the logprob of one.
 """
 
 import asyncio
@@ -48,13 +49,14 @@ def still_wanted(manager: Any, tokenized: Sequence[Any]) -> list[Any]:
 
 
 def _is_full(manager: Any, tokenized: Any) -> bool:
-    """Whether a prompt leaves no room for a response, which is all that is asked for: logprobs of the prompt itself are
-    upstream's to refuse."""
+    """Whether a request has no room for a response, which is all that it asks for: what it asks of the prompt itself is
+    upstream's to answer or to refuse."""
     if not manager.is_generation or tokenized.input_ids is None or tokenized.mm_inputs is not None:
         return False
-    most = manager.max_req_input_len  # None in a tokenizer worker of several until it is told
-    scores = tokenized.return_logprob and tokenized.logprob_start_len != -1
-    return most is not None and len(tokenized.input_ids) >= most and not scores
+    if tokenized.return_hidden_states or (tokenized.return_logprob and tokenized.logprob_start_len != -1):
+        return False
+    no_more = tokenized.return_logprob and tokenized.sampling_params.max_new_tokens == 0
+    return no_more or len(tokenized.input_ids) >= manager.max_req_input_len
 
 
 def _aborted(manager: Any, logical_rid: str) -> bool:
