@@ -4,7 +4,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tlt_client import Client
 
 CONTEXT = 2048
 FULL = 2042
@@ -46,8 +45,6 @@ def test_it_ends_by_length(url: str, prompt: int, most: int, sampled: int) -> No
 def test_of_a_batch_the_others_are_sampled(url: str) -> None:
     answers = generate(url, [ids(FULL), ids(20)], 6).raise_for_status().json()
     assert [len(answer["output_ids"]) for answer in answers] == [0, 6]
-    with Client(url) as client:
-        assert client.status().speculation.mode
 
 
 @pytest.mark.parametrize(("prompt", "most"), [(CONTEXT, 0), (CONTEXT + 1, 1), (20, CONTEXT)])

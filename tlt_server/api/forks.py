@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, HTTPException, Response
 from fastapi.concurrency import run_in_threadpool
@@ -43,25 +43,26 @@ async def post_process_weights() -> Response:
 
 @router.get("/parallelism_config")
 async def parallelism_config(rank: int = 0) -> Response:
-    """Which part of the target a rank has, under the names of Miles' `RankParallelismConfig`. 400: there is no such
-    rank."""
+    """Which part of the target a rank has. 400: there is no such rank."""
     args = tokenizer_manager().server_args
-    size = args.tp_size * args.pp_size
-    if not 0 <= rank < size:
+    if not 0 <= rank < (size := args.tp_size * args.pp_size):
         raise HTTPException(400, f"rank {rank}: this server has ranks 0 to {size - 1}")
+    return as_json(parallelism(args, rank))
+
+
+def parallelism(args: Any, rank: int) -> dict[str, int]:
+    """A rank of a replica, under the names of Miles' `RankParallelismConfig`. args: upstream's `ServerArgs`."""
     stage, part = divmod(rank, args.tp_size)
     attn_dp_size = args.dp_size if args.enable_dp_attention else 1
     attn_tp_size, moe_tp_size = args.tp_size // attn_dp_size, args.tp_size // args.ep_size
-    return as_json(
-        {
-            **{"tp_size": args.tp_size, "tp_rank": part, "pp_size": args.pp_size, "pp_rank": stage},
-            **{"ep_size": args.ep_size, "ep_rank": part // moe_tp_size},
-            **{"moe_tp_size": moe_tp_size, "moe_tp_rank": part % moe_tp_size},
-            **{"attn_tp_size": attn_tp_size, "attn_tp_rank": part % attn_tp_size},
-            **{"attn_dp_size": attn_dp_size, "attn_dp_rank": part // attn_tp_size},
-            **{"world_size": size, "global_rank": rank, "local_rank": rank},
-        }
-    )
+    return {
+        **{"tp_size": args.tp_size, "tp_rank": part, "pp_size": args.pp_size, "pp_rank": stage},
+        **{"ep_size": args.ep_size, "ep_rank": part // moe_tp_size},
+        **{"moe_tp_size": moe_tp_size, "moe_tp_rank": part % moe_tp_size},
+        **{"attn_tp_size": attn_tp_size, "attn_tp_rank": part % attn_tp_size},
+        **{"attn_dp_size": attn_dp_size, "attn_dp_rank": part // attn_tp_size},
+        **{"world_size": args.tp_size * args.pp_size, "global_rank": rank, "local_rank": rank},
+    }
 
 
 @router.post("/pull_weights")

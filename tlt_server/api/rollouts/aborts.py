@@ -56,7 +56,7 @@ def _is_full(manager: Any, tokenized: Any) -> bool:
     if tokenized.return_hidden_states or (tokenized.return_logprob and tokenized.logprob_start_len != -1):
         return False
     no_more = tokenized.return_logprob and tokenized.sampling_params.max_new_tokens == 0
-    return no_more or len(tokenized.input_ids) >= manager.max_req_input_len
+    return bool(no_more or len(tokenized.input_ids) >= manager.max_req_input_len)
 
 
 def _aborted(manager: Any, logical_rid: str) -> bool:
