@@ -1,10 +1,11 @@
-"""lm-eval 0.4.13's `local-completions` model: by the bodies that it sends, and by its own class where it is installed."""
+"""lm-eval 0.4.13's `local-completions` model: by the bodies that it sends, and its own class where it is installed."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoTokenizer
 
 from tests.server.conftest import PROMPTS
 from tlt_server.demo import default_paths
@@ -72,7 +73,7 @@ def model(request: pytest.FixtureRequest, url: str, reference: Reference) -> Any
 
 def test_likelihoods_are_the_targets(model: Any, reference: Reference, expected: list[Tokens]) -> None:
     """Of prompts of different lengths in one request; the last continuation is the greedy one."""
-    greedy = reference._tokenizer.decode(expected[0][:6])
+    greedy = AutoTokenizer.from_pretrained(TARGET).decode(expected[0][:6])
     pairs = [(prompt, "59") for prompt in PROMPTS[:5]] + [(PROMPTS[0], greedy)]
     found = model.loglikelihood(pairs)
     for (context, continuation), (likelihood, _) in zip(pairs, found, strict=True):
@@ -84,7 +85,7 @@ def test_likelihoods_are_the_targets(model: Any, reference: Reference, expected:
     assert [is_greedy for _, is_greedy in found] == [False] * 5 + [True]
 
 
-def test_a_text_ends_where_it_is_told_to(model: Any, reference: Reference, expected: list[Tokens]) -> None:
-    whole = reference._tokenizer.decode(expected[0], skip_special_tokens=True)
+def test_a_text_ends_where_it_is_told_to(model: Any, expected: list[Tokens]) -> None:
+    whole = AutoTokenizer.from_pretrained(TARGET).decode(expected[0], skip_special_tokens=True)
     assert model.generate_until(PROMPTS[0], ["\n\n"], 96) == whole
     assert model.generate_until(PROMPTS[0], ["="], 96) == whole.partition("=")[0]

@@ -147,6 +147,22 @@ def test_miles(trainer: Trainer, arrived: Callable[[], bool], moved: Path, trans
     assert arrived()
 
 
+def test_a_trainer_that_aborts_until_nothing_is_left_comes_to_an_end_in_a_pause(trainer: Trainer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        rollouts = pool.submit(generate, trainer)
+        until_under_way(trainer)
+        made(trainer, "pause_generation", mode="retract")
+        assert requests_at(trainer) == 4
+        for _ in range(100):
+            trainer.post("/abort_request", abort_all=True).raise_for_status()
+            if requests_at(trainer) == 0:
+                break
+            time.sleep(0.02)
+        assert requests_at(trainer) == 0
+        assert {answer["meta_info"]["finish_reason"]["type"] for answer in rollouts.result()} == {"abort"}
+        made(trainer, "continue_generation")
+
+
 class Areal:
     """Its `RemoteInfEngine`, with one server."""
 
