@@ -127,6 +127,8 @@ def test_miles(trainer: Trainer, arrived: Callable[[], bool], moved: Path, trans
     """Miles 31f1ca9: update_weight_from_distributed/mixin.py; the version is named before the session ends."""
     assert trainer.http.get("/health_generate", headers={"Authorization": "Bearer None"}).status_code == 200
     assert flushed(trainer)
+    info, url = trainer.http.get("/get_server_info").raise_for_status().json(), trainer.http.base_url
+    assert (info["host"], info["port"], info["base_gpu_id"], info["node_rank"]) == (url.host, url.port, 0, 0)
     parallelism = trainer.http.get("/parallelism_config", params={"rank": 0}).raise_for_status().json()
     assert (parallelism["tp_size"], parallelism["tp_rank"], parallelism["world_size"]) == (1, 0, 1)
     assert trainer.http.get("/parallelism_config", params={"rank": 1}).status_code == 400
