@@ -23,6 +23,7 @@ READ = {
     "/metrics",
     "/get_weight_version",
     "/weight_version",
+    "/parallelism_config",
     "/server_info",
     "/get_server_info",
     "/tlt/v1/status",

@@ -8,7 +8,7 @@ from fastapi.middleware import Middleware
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import control, drafter, strategy, weights
+from tlt_server.api import control, drafter, forks, strategy, weights
 from tlt_server.api.auth import Authorization
 from tlt_server.api.control import answer_bad_request, answer_value_error
 from tlt_server.api.fields.routes import tables_of
@@ -38,7 +38,8 @@ def add_routes(app: FastAPI, dialect: Dialect = Dialect.SGLANG) -> None:
     """
     tables = tables_of(dialect)
     dialects = (pauses.router, transfer.router, rollouts.router) if dialect is Dialect.VLLM else ()
-    routers = (*dialects, router, control.router, held.router, weights.router, drafter.router, strategy.router)
+    ours = (router, control.router, held.router, weights.router, forks.router, drafter.router, strategy.router)
+    routers = (*dialects, *ours)
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods or ()))

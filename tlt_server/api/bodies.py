@@ -115,6 +115,12 @@ BODIES: Mapping[str, type[msgspec.Struct]] = {
     "/begin_weight_update": msgspec.defstruct(
         "BeginUpdate", [("selector", Text | None, None), ("allow_partial", bool, False)]
     ),
+    "/post_process_weights": msgspec.defstruct(
+        "PostProcess", [("restore_weights_before_load", bool, False), ("post_process_quantization", bool, False)]
+    ),
+    "/pull_weights": msgspec.defstruct(
+        "Pull", [("local_checkpoint_dir", Name), ("source_dir", Name), ("target_version", Step)]
+    ),
     "/update_weight_version": body_of("UpdateWeightVersionReqInput"),
     "/update_weights_from_disk": body_of("UpdateWeightFromDiskReqInput"),
     "/update_weights_from_tensor": body_of("UpdateWeightsFromTensorReqInput"),

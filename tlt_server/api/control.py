@@ -42,8 +42,15 @@ async def answer_value_error(request: Request, error: Exception) -> Response:
 
 @router.post("/init_weights_update_group")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def init_weights_update_group(obj: Annotated[InitWeightsUpdateGroupReqInput, Body()]) -> Response:
-    """A scheduler that joins a group waits for it, and serves nobody meanwhile: the group's store must answer first."""
+async def init_weights_update_group(
+    obj: Annotated[InitWeightsUpdateGroupReqInput, Body()], request: Request
+) -> Response:
+    """A scheduler that joins a group waits for it, and serves nobody meanwhile: the group's store must answer first.
+    501: AReaL's `pp_rank`, by which one pipeline stage alone joins."""
+    stage, stages = (await request.json()).get("pp_rank"), tokenizer_manager().server_args.pp_size
+    if stage is not None and (stages > 1 or stage != 0):
+        said = f"pp_rank {stage}, of {stages} pipeline stages: a group of one stage alone is not served"
+        return as_json({"success": False, "message": said}, 501)
     if (wrong := await unreachable(obj.master_address, obj.master_port)) is not None:
         return as_json({"success": False, "message": wrong}, 400)
     success, message = await tokenizer_manager().init_weights_update_group(obj)

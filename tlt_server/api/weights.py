@@ -118,10 +118,10 @@ async def update_weights_from_disk(obj: Annotated[UpdateWeightFromDiskReqInput, 
 @router.get("/get_weight_version")
 @router.get("/weight_version")
 async def get_weight_version() -> Response:
-    """Upstream's refuses, where trainers still ask. What it was called before it did, and is again in SGLang 0.5.23."""
+    """Upstream's refuses, where trainers still ask. What it was called before it did, and is again in SGLang 0.5.23.
+    Some ask before generation continues, whether what they sent has arrived."""
     answers = await ask(messages.ReadVersions())
-    assert answers[0].versions is not None
-    return as_json({"weight_version": answers[0].versions.target.weight_version})
+    return as_json({"weight_version": answers[0].weight_version})
 
 
 @router.post("/update_weight_version")

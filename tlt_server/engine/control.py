@@ -78,6 +78,9 @@ def _passed_on(scheduler: Any, recv_req: Any) -> Any:
         memory.paused()
     elif isinstance(recv_req, ContinueGenerationReqInput):
         memory.continued()
+    if scheduler._engine_paused and isinstance(recv_req, PauseGenerationReqInput | AbortReq):
+        # upstream tells its load when a step is done; trainers abort until it is none, and none is done now
+        scheduler.publish_load_snapshot(force=True)
     return output
 
 
@@ -149,6 +152,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         trainer=state.trainer,
         devices=state.devices,
         held=scheduler._engine_paused,
+        weight_version=state.publications.sampling[0],
     )
 
 

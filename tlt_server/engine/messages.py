@@ -214,7 +214,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refusal: why nothing was done; None where it was. out_of_turn: it was refused for what is active, not for what it
     is. invalid: it was refused for settings that cannot be. failure: what went wrong on our side. devices: of all ranks
     of the replica. held: no step runs until generation continues or memory comes back. offloaded: tags of memory that
-    is released.
+    is released. weight_version: the trainer's name for what would sample now, while a publication is under way its own.
     """
 
     refusal: str | None = None
@@ -231,6 +231,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offloaded: list[str] = []
     devices: list[str] = []
     held: bool = False
+    weight_version: str | None = None
 
 
 def pack(message: Ask | Answer) -> bytes:

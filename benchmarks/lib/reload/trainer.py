@@ -99,6 +99,11 @@ class Trainer:
             )
             joining.result().raise_for_status()
 
+    def leave(self) -> None:
+        """Its end of the group is gone, as when the trainer ends; the server is told nothing."""
+        torch.distributed.destroy_process_group(self._group)
+        self._group = None
+
     def close(self) -> None:
         if self._group is not None:
             self.post("/destroy_weights_update_group", group_name="trainer").raise_for_status()

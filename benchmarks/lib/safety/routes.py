@@ -60,6 +60,8 @@ VALID: dict[str, dict[str, Any]] = {
     "/continue_generation": {"torch_empty_cache": False},
     "/abort_request": {"rid": "a", "abort_all": False},
     "/begin_weight_update": {"selector": "target"},
+    "/post_process_weights": {"restore_weights_before_load": True, "post_process_quantization": False},
+    "/pull_weights": {"local_checkpoint_dir": "/nowhere/a", "source_dir": "/nowhere", "target_version": 1},
     "/update_weight_version": {"new_version": "a", "abort_all_requests": False},
     "/update_weights_from_disk": {"model_path": "/nowhere", "load_format": "auto", "manifest": {"a": 1}},
     "/update_weights_from_tensor": {"serialized_named_tensors": ["gAR9lC4="], "load_format": "direct"},

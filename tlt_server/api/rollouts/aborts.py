@@ -1,8 +1,10 @@
-"""Requests that are aborted before a scheduler has them: answered as rollouts that have nothing yet.
+"""Requests that no scheduler is sent, since nothing is left to sample: answered as rollouts that have nothing.
 
-Upstream answers them with status 499, a whole batch where one of its requests was aborted; and those that came while a
-pause waited for the ones before them, when the pause is over: a trainer that awaits them before it goes on waits for
-ever.
+Of those that are aborted before, upstream answers with status 499, a whole batch where one of its requests was aborted;
+and those that came while a pause waited for the ones before them, when the pause is over: a trainer that awaits them
+before it goes on waits for ever. A prompt that fills the context, as of a rollout that was aborted just before its end
+and is sent again to go on, upstream answers with status 400, which trainers take for a failure; one that may have no
+token more with no token and, where it drafts, the logprob of one.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+FULL = {"type": "length", "length": 0}
 """As upstream's schedulers say it."""
 
 
@@ -32,14 +35,28 @@ def wake_held(manager: Any) -> None:
 
 
 def still_wanted(manager: Any, tokenized: Sequence[Any]) -> list[Any]:
-    """What a scheduler is to get of some tokenized requests: the others were aborted, and are answered."""
+    """What a scheduler is to get of some tokenized requests: the others were aborted or have no room, and are
+    answered."""
     wanted = []
     for each in tokenized:
         if _aborted(manager, manager.child_rid_to_logical_rid.get(each.rid, each.rid)):
-            _answer(manager, manager.rid_to_state[each.rid], each)
+            _answer(manager, manager.rid_to_state[each.rid], each, ABORTED)
+        elif _is_full(manager, each):
+            _answer(manager, manager.rid_to_state[each.rid], each, FULL)
         else:
             wanted.append(each)
     return wanted
+
+
+def _is_full(manager: Any, tokenized: Any) -> bool:
+    """Whether a request has no room for a response, which is all that it asks for: what it asks of the prompt itself is
+    upstream's to answer or to refuse."""
+    if not manager.is_generation or tokenized.input_ids is None or tokenized.mm_inputs is not None:
+        return False
+    if tokenized.return_hidden_states or (tokenized.return_logprob and tokenized.logprob_start_len != -1):
+        return False
+    no_more = tokenized.return_logprob and tokenized.sampling_params.max_new_tokens == 0
+    return bool(no_more or len(tokenized.input_ids) >= manager.max_req_input_len)
 
 
 def _aborted(manager: Any, logical_rid: str) -> bool:
@@ -47,13 +64,13 @@ def _aborted(manager: Any, logical_rid: str) -> bool:
     return state is not None and state.abort_requested
 
 
-def _answer(manager: Any, state: Any, tokenized: Any) -> None:
+def _answer(manager: Any, state: Any, tokenized: Any, finish_reason: dict[str, Any]) -> None:
     """Puts the answer where whoever waits for the request finds it; they remove its state."""
     state.finished = True
     state.time_stats.set_finished_time()
     meta_info = {
         "id": tokenized.rid,
-        "finish_reason": dict(ABORTED),
+        "finish_reason": dict(finish_reason),
         "prompt_tokens": len(tokenized.input_ids or ()),
         "cached_tokens": 0,
         "completion_tokens": 0,

@@ -187,6 +187,8 @@ def naming(ignored: list[str], within: bool, send: Any) -> Any:
 def read_server() -> Server:
     """What this server's requests are held against."""
     manager = tokenizer_manager()
+    # override: drafts lie beyond the context in rows that are wide enough; upstream takes them off every request's
+    manager.num_reserved_tokens = 0
     args, model = manager.server_args, manager.model_config
     able = {
         "plain": args.speculative_algorithm is None,

@@ -1,7 +1,8 @@
 """The group in which a trainer broadcasts weights: joined within a time, and never led by the server.
 
 Upstream waits for half an hour for a trainer that never comes, and serves nothing meanwhile; as rank 0 it would listen
-on all addresses for whoever comes.
+on all addresses for whoever comes. A group of the same name takes the place of the one before, whose trainer may be
+gone.
 """
 
 from datetime import timedelta
@@ -25,8 +26,10 @@ def join(updater: Any, recv_req: Any) -> None:
         raise UpdateRefused(
             f"rank {rank} of {asked.world_size}: the trainer is rank 0, and the server's ranks follow it"
         )
-    if not asked.group_name or asked.group_name in groups:
-        raise UpdateRefused(f"group {asked.group_name!r}: there is one, or it has no name. Destroy it, or name another")
+    if not asked.group_name:
+        raise UpdateRefused("a group needs a name: give it a group_name")
+    if (old := groups.pop(asked.group_name, None)) is not None:  # its trainer has begun anew
+        torch.distributed.destroy_process_group(old)
     try:
         store = torch.distributed.TCPStore(
             asked.master_address.strip("[]"), asked.master_port, asked.world_size, is_master=False, timeout=JOIN
