@@ -133,14 +133,7 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             return Answer(shared=_shared(scheduler, path))
         case messages.Offer() | messages.Commit() | messages.RollBack() | messages.Freeze() | messages.SetWatchdog():
             _steer(router, ask)
-        case (
-            messages.Join()
-            | messages.Leave()
-            | messages.Open()
-            | messages.Receive()
-            | messages.Advance()
-            | messages.Close()
-        ):
+        case _ if isinstance(ask, messages.OfTransfer):
             progress = router.transfer.handle(ask)
         case _:
             _publish(router, ask)
