@@ -9,9 +9,9 @@ TEXT = """
 
 | trainer | version | | tests |
 |---|---|---|---|
-| A | 1.0 | works | `tests/server/test_a.py::test_one`, `clients/c/tests/test_b.py` |
+| A | 1.0 | yes, all | `tests/server/test_a.py::test_one`, `clients/c/tests/test_b.py` |
 | B | 2.0 | partly: no GPU | `tests/server/test_a.py::test_two` |
-| C | 3.0 | works | `tests/server/test_a.py::test_two` |
+| C | 3.0 | yes | `tests/server/test_a.py::test_two` |
 | D | | no: in process alone | |
 """
 REPORT = """<testsuites><testsuite>
@@ -26,7 +26,7 @@ REPORT = """<testsuites><testsuite>
 
 
 def test_rows() -> None:
-    assert rows(TEXT)[0] == Row("A", "works", ("tests/server/test_a.py::test_one", "clients/c/tests/test_b.py"))
+    assert rows(TEXT)[0] == Row("A", "yes, all", ("tests/server/test_a.py::test_one", "clients/c/tests/test_b.py"))
     assert [row.tests for row in rows(TEXT)][1:] == [("tests/server/test_a.py::test_two",)] * 2 + [()]
 
 
@@ -35,7 +35,7 @@ def test_who_works_passes(tmp_path: Path) -> None:
     report.write_text(REPORT)
     figures, lines = judged(rows(TEXT), report)
     assert figures == {"trainers": 4, "trainers_working": 1, "steps_failed": 1, "stale_rollouts": 0, "steps": 5}
-    assert [line[1] for line in lines] == ["works", "partly", "works", "no"]
+    assert [line[1] for line in lines] == ["yes", "partly", "yes", "no"]
 
 
 def test_a_test_that_did_not_run_fails(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ stand-in for vLLM is on their path.
 What a trainer knows of its samples is held against what sampled them: each step's by that step's weights, alone.
 """
 
+import asyncio
 import json
 import math
 import os
@@ -13,10 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from openai import AsyncOpenAI
+from transformers import AutoTokenizer
 
 from benchmarks.lib.reload.trainer import Trainer
+from tlt_server.demo import default_paths
 
+SAME = {"temperature": 0.0, "max_new_tokens": 24, "skip_special_tokens": False}
 STAND_IN = Path(__file__).with_name("vllm_stand_in")
 AGREES = 1e-4
 """Nats between a token's logprob by the server and by the trainer's own model, both float32. Another step's weights
@@ -83,3 +89,27 @@ def test_skyrl(steps: Any, record_property: Callable[[str, Any], None]) -> None:
     found = steps("skyrl_steps", 3)
     assert len(found["mismatches"]) == 24
     assert is_current(found, record_property)
+
+
+@pytest.mark.server("vllm")
+def test_prime_rls_renderer(url: str) -> None:
+    """Its tokens in, tokens out, by the client that prime-rl samples with."""
+    tokenizer = AutoTokenizer.from_pretrained(default_paths()[0])
+    prompt = tokenizer.encode("What is 12*3?\n")
+    asked = {"temperature": 0.0, "max_tokens": 24, "skip_special_tokens": False}
+
+    async def sample() -> dict[str, Any]:
+        from renderers import DefaultRenderer
+        from renderers.client import generate
+
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            model = (await client.models.list()).data[0].id
+            given = {"model": model, "messages": [], "prompt_ids": prompt, "sampling_params": asked, "cache_salt": "1"}
+            found: dict[str, Any] = await generate(client=client, renderer=DefaultRenderer(tokenizer), **given)
+            return found
+
+    found = asyncio.run(sample())
+    said = httpx.post(f"{url}/generate", json={"input_ids": prompt, "sampling_params": SAME}).json()
+    assert found["completion_ids"] == said["output_ids"]
+    assert len(found["completion_logprobs"]) == len(said["output_ids"])
+    assert found["finish_reason"] == said["meta_info"]["finish_reason"]["type"]

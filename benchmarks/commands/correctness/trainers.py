@@ -82,9 +82,9 @@ def judged(found: Sequence[Row], report: Path) -> tuple[Figures, list[list[str]]
     for row in found:
         of_row = [by_test[test] for test in row.tests]
         fine = bool(of_row) and all(each.passed and not each.failed for each in of_row)
-        working += fine and row.state.startswith("works")
+        working += fine and row.state.startswith("yes")
         counts = f"{sum(each.passed for each in of_row)} passed, {sum(each.failed for each in of_row)} failed"
-        lines.append([row.trainer, row.state.partition(":")[0], counts if of_row else "no test"])
+        lines.append([row.trainer, re.split(r"\W", row.state)[0], counts if of_row else "no test"])
     told = sum((each.told for each in by_test.values()), Counter())
     failed = sum(each.failed or not each.passed for each in by_test.values())
     figures = {"trainers": len(found), "trainers_working": working, "steps_failed": failed}
