@@ -73,9 +73,11 @@ def model(request: pytest.FixtureRequest, url: str, reference: Reference) -> Any
 
 def test_likelihoods_are_the_targets(model: Any, reference: Reference, expected: list[Tokens]) -> None:
     """Of prompts of different lengths in one request, and of a continuation that is the greedy one. Contexts end with
-    no blank, which lm-eval would move into the continuation."""
-    greedy = AutoTokenizer.from_pretrained(TARGET).decode(expected[0][:6])
-    pairs = [(prompt.strip(), "\n12") for prompt in PROMPTS[:5]] + [(PROMPTS[0].strip(), f"\n{greedy}")]
+    no blank, which lm-eval would move into the continuation, and at a token."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    texts = [tokenizer.decode(tokens) for tokens in expected[:6]]
+    contexts = [prompt + text.partition(":")[0] for prompt, text in zip(PROMPTS, texts, strict=False)]
+    pairs = [*((context, ": 12") for context in contexts[:5]), (contexts[5], f":{texts[5].partition(':')[2][:6]}")]
     found = model.loglikelihood(pairs)
     for (context, continuation), (likelihood, is_greedy) in zip(pairs, found, strict=True):
         start = reference.tokens(context)

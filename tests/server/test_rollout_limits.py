@@ -47,6 +47,15 @@ def test_of_a_batch_the_others_are_sampled(url: str) -> None:
     assert [len(answer["output_ids"]) for answer in answers] == [0, 6]
 
 
+def test_a_group_shares_its_prompt(url: str) -> None:
+    """Which upstream sends ahead of it, for no token."""
+    prompt = [7, *ids(200)]
+    sampling = {"temperature": 1, "max_new_tokens": 4, "n": 3}
+    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+    answers = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status().json()
+    assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [200] * 3
+
+
 @pytest.mark.parametrize(("prompt", "most"), [(CONTEXT, 0), (CONTEXT + 1, 1), (20, CONTEXT)])
 def test_what_never_fitted_is_refused(url: str, prompt: int, most: int) -> None:
     assert generate(url, ids(prompt), most).status_code == 400

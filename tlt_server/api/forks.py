@@ -124,7 +124,12 @@ def pull(source: Path, local: Path) -> None:
         (new / MARK).write_text(json.dumps({"of": str(source)}))
         if local.exists():
             local.rename(old)  # who reads its files goes on reading them
-        new.rename(local)
+        try:
+            new.rename(local)
+        except OSError:
+            if old.exists():
+                old.rename(local)
+            raise
 
 
 def _metadata(index: Path) -> dict[str, object]:

@@ -55,8 +55,11 @@ def _is_full(manager: Any, tokenized: Any) -> bool:
         return False
     if tokenized.return_hidden_states or (tokenized.return_logprob and tokenized.logprob_start_len != -1):
         return False
-    no_more = tokenized.return_logprob and tokenized.sampling_params.max_new_tokens == 0
-    return bool(no_more or len(tokenized.input_ids) >= manager.max_req_input_len)
+    # as it was asked: of a group upstream prefills the prompt first, by a request of its own for no token
+    asked = manager.rid_to_state[tokenized.rid].obj.sampling_params or {}
+    no_more = tokenized.return_logprob and asked.get("max_new_tokens") == 0
+    full = len(tokenized.input_ids) >= manager.max_req_input_len and not manager.allow_auto_truncate
+    return bool(no_more or full)
 
 
 def _aborted(manager: Any, logical_rid: str) -> bool:
