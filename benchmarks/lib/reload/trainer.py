@@ -1,22 +1,22 @@
-"""An RL trainer as a server sees it: upstream's routes under upstream's names, with the calls that carry weights."""
+"""An RL trainer as a server sees it: upstream's routes under upstream's names, with the calls that carry weights.
 
-import base64
-import io
+Its calls answer the response, whatever it is; for who wants an error there is tlt-client, which it sends by.
+"""
+
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+from tlt_client.weights.group import Opening, WeightsUpdateGroup
+from tlt_client.weights.tensors import FlatBucket, serialized
 
 from benchmarks.lib.reload.weights import Tensors
 from benchmarks.lib.servers import KEPT
-from tlt_server.engine.cpu.torchvision import mend_torchvision
-from tlt_server.process import free_port
 
-torch.multiprocessing.set_sharing_strategy("file_system")  # the server opens shared memory by name
+JOIN_S = 60.0
 
 
 class Trainer:
@@ -28,10 +28,9 @@ class Trainer:
     """
 
     def __init__(self, url: str, ranks: int = 1, device: str = "cpu") -> None:
-        mend_torchvision()  # SGLang imports it
         self.http = httpx.Client(base_url=url, timeout=60, limits=KEPT)
         self.ranks, self._device = ranks, device
-        self._group: Any = None
+        self._group: WeightsUpdateGroup | None = None
 
     def post(self, route: str, **fields: Any) -> httpx.Response:
         return self.http.post(route, json=fields)
@@ -50,54 +49,38 @@ class Trainer:
     def tensor(self, tensors: Tensors | Sequence[Tensors], **fields: Any) -> httpx.Response:
         """One payload for each rank."""
         payloads = [tensors] * self.ranks if isinstance(tensors, dict) else tensors
-        serialized = [_serialized(list(each.items())) for each in payloads]
-        return self.post("/update_weights_from_tensor", serialized_named_tensors=serialized, **fields)
+        told = [serialized(list(each.items())) for each in payloads]
+        return self.post("/update_weights_from_tensor", serialized_named_tensors=told, **fields)
 
     def bucket(self, tensors: Tensors, **fields: Any) -> httpx.Response:
         """As one flat tensor, the way of colocated trainers."""
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
-
-        flat = FlattenedTensorBucket(named_tensors=list(tensors.items()))
-        payload = {"flattened_tensor": flat.get_flattened_tensor(), "metadata": flat.get_metadata()}
-        return self.post(
-            "/update_weights_from_tensor",
-            serialized_named_tensors=[_serialized(payload)],
-            load_format="flattened_bucket",
-            **fields,
-        )
+        flat = FlatBucket(list(tensors.items()))
+        told = {"serialized_named_tensors": flat.serialized(1), "load_format": "flattened_bucket"}
+        answer = self.post("/update_weights_from_tensor", **told, **fields)
+        flat.unlink()
+        return answer
 
     def distributed(self, tensors: Tensors, **fields: Any) -> httpx.Response:
         """Over gloo or NCCL, this process being rank 0. Returns once all was received: a refusal must not hang it."""
+        group = self._group = self._group or self._joined()
         asked = {
             "names": list(tensors),
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
             "shapes": [list(tensor.shape) for tensor in tensors.values()],
-            "group_name": "trainer",
+            "group_name": group.name,
         }
-        if self._group is None:
-            self._join()
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.post, "/update_weights_from_distributed", **asked, **fields)
             for tensor in tensors.values():
-                torch.distributed.broadcast(tensor.contiguous().to(self._device), src=0, group=self._group)
+                group.broadcast(tensor.contiguous().to(self._device)).result()
             return answer.result()
 
-    def _join(self) -> None:
-        from sglang.srt.utils import init_custom_process_group
-
-        port, world = free_port(), 1 + self.ranks
-        backend = "gloo" if self._device == "cpu" else "nccl"
-        place = {"master_address": "127.0.0.1", "master_port": str(port), "rank_offset": 1, "world_size": world}
-        if backend == "nccl":
+    def _joined(self) -> WeightsUpdateGroup:
+        if self._device != "cpu":
             torch.cuda.set_device(self._device)
-        with ThreadPoolExecutor(1) as pool:
-            joining = pool.submit(
-                self.post, "/init_weights_update_group", **place, group_name="trainer", backend=backend
-            )
-            self._group = init_custom_process_group(
-                backend=backend, init_method=f"tcp://127.0.0.1:{port}", world_size=world, rank=0, group_name="trainer"
-            )
-            joining.result().raise_for_status()
+        opening = Opening("127.0.0.1", 1 + self.ranks, "gloo" if self._device == "cpu" else "nccl", JOIN_S)
+        self.post("/init_weights_update_group", **opening.asked).raise_for_status()
+        return opening.group()
 
     def leave(self) -> None:
         """Its end of the group is gone, as when the trainer ends; the server is told nothing."""
@@ -106,13 +89,6 @@ class Trainer:
 
     def close(self) -> None:
         if self._group is not None:
-            self.post("/destroy_weights_update_group", group_name="trainer").raise_for_status()
-            torch.distributed.destroy_process_group(self._group)
+            self.post("/destroy_weights_update_group", group_name=self._group.name).raise_for_status()
+            self._group.close()
         self.http.close()
-
-
-def _serialized(payload: Any) -> str:
-    """As SGLang's clients do: a pickle that holds the name of shared memory, in base64."""
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump(payload)
-    return base64.b64encode(buffer.getvalue()).decode()

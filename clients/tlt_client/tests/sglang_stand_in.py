@@ -74,6 +74,8 @@ class StandIn(ThreadingHTTPServer):
     def __init__(self, *acts: Act) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.acts = deque(acts)
+        self.control_acts: dict[str, Act] = {}
+        """By path: instead of `control`."""
         self.rids: list[str] = []
         self.bodies: list[Json] = []
         self.versions: list[dict[str, str]] = []
@@ -129,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.aborted.append(fields.get("rid", "*"))
                 act = control
             else:
-                act = control
+                act = self.server.control_acts.get(self.path, control)
             self.server.other.append((self.command, self.path, fields, self.headers["authorization"]))
             self.server.changed.notify_all()
         try:
@@ -206,7 +208,7 @@ ABORT = {"type": "abort", "message": "Aborted", "status_code": None, "err_type":
 def control(handler: Handler, fields: Json) -> None:
     replies: dict[str, tuple[int, Any]] = {
         "/tlt/v1/status": (200, STATUS),
-        "/server_info": (200, {"version": "0.5.17", "max_running_requests": 32}),
+        "/server_info": (200, {"version": "0.5.17", "tp_size": 2, "max_running_requests": 32}),
         "/metrics": (200, "sglang:num_running_reqs 0.0\n"),
         "/health": (200, ""),
         "/v1/loads?include=core": (200, LOADS),
@@ -224,6 +226,16 @@ def control(handler: Handler, fields: Json) -> None:
         "/begin_weight_update": (200, {"success": True, "message": "open"}),
         "/end_weight_update": (400, {"success": False, "message": "no weight update is open"}),
         "/update_weights_from_disk": (200, {"success": True, "message": "done"}),
+        "/update_weights_from_tensor": (200, {"success": True, "message": "done"}),
+        "/update_weights_from_distributed": (200, {"success": True, "message": "done"}),
+        "/init_weights_update_group": (200, {"success": True, "message": "done"}),
+        "/destroy_weights_update_group": (200, {"success": True, "message": "done"}),
+        "/pause_generation": (200, {"message": "paused", "status": "ok"}),
+        "/continue_generation": (200, {"message": "continued", "status": "ok"}),
+        "/release_memory_occupation": (409, {"detail": "requests are running"}),
+        "/resume_memory_occupation": (200, None),
+        "/get_weight_version": (200, {"weight_version": "7"}),
+        "/update_weight_version": (200, {"success": True, "new_version": "8"}),
         "/flush_cache?timeout=0.0": (200, "Cache flushed.\n"),
         "/flush_cache?timeout=1.5": (400, "Flush cache failed.\n"),
     }

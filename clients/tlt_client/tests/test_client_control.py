@@ -21,6 +21,7 @@ from tlt_client import (
     Arm,
     AsyncClient,
     BadRequest,
+    ConnectionLost,
     Drafter,
     DrafterTrainer,
     DrafterUpdate,
@@ -44,7 +45,7 @@ def test_control_routes(connect: Connect) -> None:
         assert client.health() is True
         assert client.status() == msgspec.convert(STATUS, Status)
         assert client.status().arm == Arm(3, 1, 4)
-        assert client.server_info() == {"version": "0.5.17", "max_running_requests": 32}
+        assert client.server_info() == {"version": "0.5.17", "tp_size": 2, "max_running_requests": 32}
         assert client.metrics() == "sglang:num_running_reqs 0.0\n"
         assert client.load() == Load(running=5, waiting=1)
         client.abort("r")
@@ -85,21 +86,52 @@ def test_the_routes_around_weights(connect: Connect) -> None:
         assert (path, fields["connected"], fields["received"], key) == ("/tlt/v1/trainer", True, 3, "Bearer admin")
         assert client.share_target("/s/1") == SharedTarget(3, "/s/1")
         assert server.other[-1] == ("POST", "/tlt/v1/target/share", {"path": "/s/1"}, "Bearer admin")
+
+
+def test_the_calls_of_a_step(connect: Connect) -> None:
+    with serving() as server:
+        client = connect(server.url, api_key="user", admin_key="admin")
+        client.pause_generation()
+        client.pause_generation("in_place")
+        client.continue_generation()
+        with pytest.raises(VersionConflict, match="requests are running"):
+            client.release_memory_occupation(["kv_cache"])
+        client.resume_memory_occupation()
+        assert client.weight_version() == "7"
+        client.update_weight_version("8")
         client.begin_weight_update()
-        client.begin_weight_update("target")
+        client.begin_weight_update("target", allow_partial=True)
         with pytest.raises(BadRequest, match="no weight update is open"):
             client.end_weight_update()
-        assert server.other[-3:] == [
-            ("POST", "/begin_weight_update", {}, "Bearer admin"),
-            ("POST", "/begin_weight_update", {"selector": "target"}, "Bearer admin"),
-            ("POST", "/end_weight_update", {}, "Bearer admin"),
-        ]
         client.update_weights_from_disk("/targets/1")
-        client.update_weights_from_disk("/targets/2", "2")
-        assert server.other[-2:] == [
-            ("POST", "/update_weights_from_disk", {"model_path": "/targets/1"}, "Bearer admin"),
-            ("POST", "/update_weights_from_disk", {"model_path": "/targets/2", "weight_version": "2"}, "Bearer admin"),
+        client.update_weights_from_disk("/targets/2", "2", flush_cache=False)
+        assert [(path, fields) for _, path, fields, _ in server.other] == [
+            ("/pause_generation", {"mode": "abort"}),
+            ("/pause_generation", {"mode": "in_place"}),
+            ("/continue_generation", {}),
+            ("/release_memory_occupation", {"tags": ["kv_cache"]}),
+            ("/resume_memory_occupation", {}),
+            ("/get_weight_version", {}),
+            ("/update_weight_version", {"new_version": "8", "abort_all_requests": False}),
+            ("/begin_weight_update", {}),
+            ("/begin_weight_update", {"selector": "target", "allow_partial": True}),
+            ("/end_weight_update", {}),
+            ("/update_weights_from_disk", {"model_path": "/targets/1", "flush_cache": True}),
+            (
+                "/update_weights_from_disk",
+                {"model_path": "/targets/2", "flush_cache": False, "weight_version": "2"},
+            ),
         ]
+        assert {(method, key) for method, *_, key in server.other} == {("POST", "Bearer admin"), ("GET", "Bearer user")}
+
+
+@pytest.mark.parametrize("call", ["continue_generation", "begin_weight_update", "end_weight_update"])
+def test_what_ends_or_begins_something_is_sent_once(connect: Connect, call: str) -> None:
+    """The answer to a second one would not be the first one's."""
+    transport = Scripted(httpx.ReadError("gone"), httpx.Response(200))
+    with pytest.raises(ConnectionLost):
+        getattr(connect("http://server", transport=transport), call)()
+    assert len(transport.left) == 1
 
 
 def test_the_strategy(connect: Connect) -> None:

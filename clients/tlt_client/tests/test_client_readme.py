@@ -9,7 +9,13 @@ from sglang_stand_in import serving
 CLIENT = Path(__file__).parent.parent
 PAGES = [CLIENT / "README.md", CLIENT.parent.parent / "README.md"]
 EXAMPLES = [each for page in PAGES for each in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)]
-PRINTED = ["9 stop None -0.4", "[[1, 2, 3], [4, 5, 6]]", "Why is the sky blue?\n all well", "15 None stop"]
+PRINTED = [
+    "9 stop None -0.4",
+    "[[1, 2, 3], [4, 5, 6]]",
+    "(-0.004, -0.005, -0.006))]\n7\n",
+    "Why is the sky blue?\n all well",
+    "15 None stop",
+]
 
 
 @pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED, strict=True)))

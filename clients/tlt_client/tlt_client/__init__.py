@@ -15,6 +15,7 @@ from tlt_client.errors import (
     ServerUnavailable,
     Timeout,
     TltClientError,
+    TorchNeeded,
     Unauthorized,
     VersionConflict,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "TargetSpan",
     "Timeout",
     "TltClientError",
+    "TorchNeeded",
     "Unauthorized",
     "VersionConflict",
     "Versions",

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import httpx
 
 from tlt_client import schemas
-from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step
+from tlt_client.control import PauseMode
+from tlt_client.flow import Call, Close, Flow, Outcome, Pause, Read, Reply, Sample, Step, Work
 from tlt_client.rollouts import Chunk, Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.session import Asked, AskedOnce, Options, Session, harvest
+from tlt_client.session import Asked, AskedAgain, AskedOnce, Options, Session, harvest
 from tlt_client.streams import Streaming
 from tlt_client.transports import base_url_of, certificates_for, limits, socket_options
+from tlt_client.weights.flows import Backend, Sent, Weights
 from tlt_client.wire import Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's own from Python 3.11 on
+
+    from tlt_client.weights.flows import NamedTensors
+    from tlt_client.weights.group import WeightsUpdateGroup
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Client")
@@ -57,6 +62,8 @@ class Client:
         **options: "Unpack[Options]",
     ) -> None:
         self._session, self._sleep = Session(**options), sleep
+        self._control = self._session.control
+        self._weights = Weights(self._control)
         url = base_url_of(base_url)
         if transport is None:
             transport = httpx.HTTPTransport(
@@ -83,6 +90,29 @@ class Client:
         """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes seed + i for sample i."""
         return self._all(self._session.group(prompt, n, sampling, **asked))
 
+    def continue_rollout(
+        self, rollout: Rollout, prompt: Sequence[int], sampling: SamplingParams, **asked: "Unpack[AskedAgain]"
+    ) -> Rollout:
+        """An aborted rollout, sampled to its end: one rollout, with the tokens, logprobs and versions of both parts.
+
+        prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is. A stop
+        string is found in the new part only. InvalidArgument: grammars and penalties look back at sampled tokens.
+        """
+        return self._run(self._session.rollout(self._session.continuation(rollout, prompt, sampling, **asked)))
+
+    def continue_batch(
+        self,
+        rollouts: Sequence[Rollout],
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        **asked: "Unpack[AskedAgain]",
+    ) -> list[Rollout]:
+        """`continue_rollout` for each, in order; only those that are not whole are sent.
+
+        Of a group with a sampling_seed, sample i began with seed + i: give `sampling` for each.
+        """
+        return self._all(self._session.continuations(rollouts, prompts, sampling, **asked))
+
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **asked: "Unpack[AskedOnce]"
     ) -> Generator[Chunk, None, None]:
@@ -94,103 +124,189 @@ class Client:
 
     def health(self) -> bool:
         """Whether the server can serve; False too where it cannot be reached."""
-        return self._run(self._session.healthy())
+        return self._run(self._control.healthy())
 
     def status(self) -> schemas.Status:
         """What tlt-server says of itself. BadRequest (404) from a plain SGLang."""
-        return self._run(self._session.status())
+        return self._run(self._control.status())
 
     def server_info(self) -> dict[str, Any]:
         """SGLang's own description: its arguments, versions and internal state."""
-        return self._run(self._session.server_info())
+        return self._run(self._control.server_info())
 
     def metrics(self) -> str:
         """Prometheus text."""
-        return self._run(self._session.metrics())
+        return self._run(self._control.metrics())
 
     def abort(self, rid: str) -> None:
         """Ends the requests whose rid begins with `rid`. Who waits for one gets a rollout that is `aborted`."""
-        self._run(self._session.abort(rid))
+        self._run(self._control.abort(rid))
 
     def abort_all(self) -> None:
         """Ends every request that the server has."""
-        self._run(self._session.abort(None))
+        self._run(self._control.abort(None))
 
     def flush_cache(self, wait_s: float = 0.0) -> None:
         """Empties the prefix cache, once the server is idle. BadRequest if it is not within `wait_s`."""
-        self._run(self._session.flush_cache(wait_s))
+        self._run(self._control.flush_cache(wait_s))
 
     def events(self, after: int = 0) -> list[schemas.Event]:
         """What happened to the weights after the event of this number, as far back as the server remembers."""
-        return self._run(self._session.events(after))
+        return self._run(self._control.events(after))
 
     def load(self) -> schemas.Load:
         """Requests that run and that wait, as SGLang's /v1/loads counts them."""
-        return self._run(self._session.load())
+        return self._run(self._control.load())
 
     def drafter(self) -> schemas.Drafter:
         """Which drafter is active. BadRequest (404) from a server without one."""
-        return self._run(self._session.drafter())
+        return self._run(self._control.drafter())
 
     def update_drafter(self, update: schemas.DrafterUpdate, *, within_s: float = 120.0) -> schemas.Drafter:
         """Activates another drafter, without a pause; returns when it is. Harmless to send again with its version.
 
         BadRequest: it is not a drafter for this server. VersionConflict: it is too old, or was overtaken.
         """
-        return self._run(self._session.update_drafter(update, within_s))
+        return self._run(self._control.update_drafter(update, within_s))
 
     def roll_back_drafter(self) -> schemas.Drafter:
         """Activates the drafter of before. VersionConflict if there is none. Sent once: a lost answer is raised."""
-        return self._run(self._session.roll_back_drafter())
+        return self._run(self._control.roll_back_drafter())
 
     def freeze_drafter(self, frozen: bool = True) -> schemas.Drafter:
         """Holds updates of the drafter back, or lets them in again."""
-        return self._run(self._session.freeze_drafter(frozen))
+        return self._run(self._control.freeze_drafter(frozen))
 
     def strategy(self) -> schemas.Speculation:
         """How decode steps speculate, and whether."""
-        return self._run(self._session.strategy())
+        return self._run(self._control.strategy())
 
     def set_strategy(self, update: schemas.StrategyUpdate) -> schemas.Speculation:
         """From the next decode step on. VersionConflict from a server without a drafter."""
-        return self._run(self._session.strategy(update))
+        return self._run(self._control.strategy(update))
 
     def learned(self) -> dict[str, Any]:
         """What the server has learned of its arms, to be kept for the next one."""
-        return self._run(self._session.learned())
+        return self._run(self._control.learned())
 
     def learn(self, learned: Mapping[str, Any]) -> None:
         """Lets a server go on from what another one had `learned`."""
-        self._run(self._session.learn(learned))
+        self._run(self._control.learn(learned))
 
     def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
-        self._run(self._session.report_trainer(trainer))
+        self._run(self._control.report_trainer(trainer))
 
     def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""
-        return self._run(self._session.set_watchdog(mode))
+        return self._run(self._control.set_watchdog(mode))
 
     def share_target(self, path: str, *, within_s: float = 60.0) -> schemas.SharedTarget:
         """Has the server write what drafters share with its target to a folder that is not there yet, on its machine.
 
         VersionConflict: the target was written meanwhile. Sent once: a lost answer is raised.
         """
-        return self._run(self._session.share_target(path, within_s))
+        return self._run(self._control.share_target(path, within_s))
 
-    def begin_weight_update(self, selector: str | None = None) -> None:
-        """Opens a publication of the target. BadRequest if one is open. Sent once: a lost answer is raised."""
-        self._run(self._session.begin_weight_update(selector))
+    def pause_generation(self, mode: PauseMode = "abort") -> None:
+        """Stops decoding. `abort`: what runs comes back as it is; `retract`: it goes back to the queue; `in_place`: it
+        stays as it is. What comes meanwhile waits. What is written until generation continues is one publication.
+        """
+        self._run(self._control.pause_generation(mode))
+
+    def continue_generation(self) -> None:
+        """Ends a pause. RequestRefused if what was written meanwhile is not the whole target: send all of it again.
+
+        Generation continues even then. Sent once: a lost answer is raised.
+        """
+        self._run(self._control.continue_generation())
+
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Gives GPU memory back: `kv_cache`, `weights`, `cuda_graph`; all by default. Requests wait for its return.
+
+        VersionConflict: requests are running, and generation is not paused.
+        """
+        self._run(self._control.release_memory_occupation(tags))
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Takes it again. The target's weights are to be sent after that, the drafter's come back."""
+        self._run(self._control.resume_memory_occupation(tags))
+
+    def weight_version(self) -> str:
+        """The trainer's name for the active target."""
+        return self._run(self._control.weight_version())
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Names the active target, or the one that is being written; no request is aborted."""
+        self._run(self._control.update_weight_version(new_version))
+
+    def begin_weight_update(self, selector: str | None = None, *, allow_partial: bool = False) -> None:
+        """Opens a publication of the target; `allow_partial`: what it leaves out stays as it is.
+
+        RequestRefused if one is open. Sent once: a lost answer is raised.
+        """
+        self._run(self._control.begin_weight_update(selector, allow_partial))
 
     def end_weight_update(self) -> None:
-        """Closes it: `Versions.target.version` grows. BadRequest if none is open. Sent once."""
-        self._run(self._session.end_weight_update())
+        """Closes it: `Versions.target.version` grows. Sent once.
+
+        RequestRefused if none is open, or if what was written is not the whole target: send all of it again.
+        """
+        self._run(self._control.end_weight_update())
 
     def update_weights_from_disk(
-        self, model_path: str, weight_version: str | None = None, *, within_s: float = 600.0
+        self,
+        model_path: str,
+        weight_version: str | None = None,
+        *,
+        flush_cache: bool = True,
+        within_s: float = 600.0,
     ) -> None:
-        """Makes a checkpoint the active target once no request runs, and flushes the prefix cache."""
-        self._run(self._session.update_weights_from_disk(model_path, weight_version, within_s))
+        """Makes a checkpoint the active target, once no request runs or in a pause. The path is the server's.
+
+        RequestRefused, here and in the two that follow: it does not fit, and the message says what was written.
+        """
+        self._run(self._control.update_weights_from_disk(model_path, weight_version, flush_cache, within_s))
+
+    def update_weights_from_tensor(
+        self,
+        tensors: "NamedTensors",
+        weight_version: str | None = None,
+        **sent: "Unpack[Sent]",
+    ) -> None:
+        """Sends a target to a server on this machine: by shared memory from a CPU, by CUDA IPC from a GPU.
+
+        Tensors go in flat buckets, a call for each. Send them in a pause or a weight update, whose end says whether
+        the target is whole. TorchNeeded: torch is not installed here.
+        """
+        self._run(self._weights.from_tensor(tensors, weight_version, **sent))
+
+    def init_weights_update_group(
+        self, master_address: str = "127.0.0.1", *, backend: Backend = "nccl", within_s: float = 60.0
+    ) -> "WeightsUpdateGroup":
+        """Joins the server's ranks in a process group, this process being rank 0.
+
+        master_address: of this machine, where the server reaches it; a free port there is taken. With nccl tensors
+        are sent from the current CUDA device, which no rank of the server may have.
+        """
+        return self._run(self._weights.init_group(master_address, backend, within_s))
+
+    def update_weights_from_distributed(
+        self,
+        group: "WeightsUpdateGroup",
+        tensors: "NamedTensors",
+        weight_version: str | None = None,
+        **sent: "Unpack[Sent]",
+    ) -> None:
+        """Sends a target by broadcasts to the server's ranks; otherwise as `update_weights_from_tensor`.
+
+        A group in which a broadcast was not received is lost (`group.lost`): destroy it and open another.
+        """
+        self._run(self._weights.from_group(group, tensors, weight_version, **sent))
+
+    def destroy_weights_update_group(self, group: "WeightsUpdateGroup") -> None:
+        """Leaves it, on both sides."""
+        self._run(self._weights.destroy_group(group))
 
     def close(self) -> None:
         self._http.close()
@@ -250,4 +366,6 @@ class Client:
                 reply.response.close()
             case Pause(seconds):
                 self._sleep(seconds)
+            case Work(function):
+                return function()
         return None

@@ -2,10 +2,11 @@
 
 TltClientError              anything of ours
 ├── InvalidArgument         refused here, nothing was sent: correct the argument that the message names (a ValueError)
+├── TorchNeeded             tensors are to be sent: pip install 'tlt-client[weights]' (an ImportError)
 ├── RequestRefused          the server refused, and would again: change what is asked
 │   ├── BadRequest          400, 422 and other 4xx: correct the request; the message is the server's
 │   ├── Unauthorized        401, 403: give the client `api_key`, or `admin_key` for control routes
-│   └── VersionConflict     409: somebody changed it meanwhile: read the status, decide anew
+│   └── VersionConflict     409: the server is in another state than this needs: read its status, decide anew
 ├── RequestUnserved         no rollout came, and none is counted: the same call may be made again
 │   ├── ServerUnavailable   nothing was processed (no connection, or 503): wait for the server, or start it
 │   ├── ConnectionLost      the answer was lost on the way, more often than `Retry.resamples` allows
@@ -39,6 +40,10 @@ class TltClientError(Exception):
 
 class InvalidArgument(TltClientError, ValueError):
     """An argument that no server could serve."""
+
+
+class TorchNeeded(TltClientError, ImportError):
+    """Sending tensors needs torch, which is not installed."""
 
 
 class RequestRefused(TltClientError):

@@ -24,11 +24,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import httpx
 
 from tlt_client import errors, wire
+from tlt_client.rollouts import Rollout
 
 logger = logging.getLogger("tlt_client")
 
@@ -78,9 +79,22 @@ class Pause:
     seconds: float
 
 
-Step: TypeAlias = Call | Read | Close | Pause
-Outcome: TypeAlias = Reply | bytes | None
+@dataclass(frozen=True)
+class Work:
+    """Step: a function that may block, where nothing else waits for it. Its outcome is what it returns; what it raises
+    ends the flow."""
+
+    function: Callable[[], object]
+
+
+Step: TypeAlias = Call | Read | Close | Pause | Work
+Outcome: TypeAlias = object
 Flow: TypeAlias = Generator[Step, Outcome, T]
+
+
+def work(function: Callable[[], T]) -> Flow[T]:
+    return cast(T, (yield Work(function)))
+
 
 RESAMPLED = "~"
 
@@ -127,6 +141,8 @@ class Sample:
     in_flight: bool = False
     dropped: bool = False
     """Its batch has failed: send it no more."""
+    begun: Rollout | None = None
+    """What it goes on from."""
 
     @property
     def rid(self) -> str:

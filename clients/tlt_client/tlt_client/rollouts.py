@@ -80,6 +80,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     verify_calls, from SGLang completion_tokens / verify_calls. None without speculation."""
     spec: SpecCounts | None = None
     """None without speculation, or from a server that does not send all three counts."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that the server does not honour, as tlt-server names them; `sampling_seed` may be one."""
     resamples: int = 0
     """How often it was sampled anew because an answer was lost. See `Retry`: many of these bias lengths."""
 

@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: Mapping[Count, float] | None = None
     """What to add to the logit of a token id."""
     sampling_seed: int | None = None
-    """Takes effect on a server with deterministic inference. Sample i of a group is sent seed + i."""
+    """Where it is not honoured, tlt-server says so in `Rollout.ignored`. Sample i of a group is sent seed + i."""
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None

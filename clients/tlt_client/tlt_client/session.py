@@ -7,41 +7,31 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict
 
 import httpx
 import msgspec
 
-from tlt_client import errors, wire
+from tlt_client import errors, partial, wire
+from tlt_client.control import Control
 from tlt_client.flow import RESAMPLED, Call, Flow, Policy, Retry, Sample
 from tlt_client.rollouts import Rollout
 from tlt_client.sampling import SamplingParams
-from tlt_client.schemas import (
-    Drafter,
-    DrafterFreeze,
-    DrafterTrainer,
-    DrafterUpdate,
-    DrafterWatchdog,
-    Event,
-    Load,
-    SharedTarget,
-    Speculation,
-    Status,
-    StrategyUpdate,
-    TargetShare,
-)
 from tlt_client.wire import Prompt
 
-T = TypeVar("T")
 
+class AskedAgain(TypedDict, total=False):
+    """Of every rollout that is continued. extra: other fields of SGLang's request, as {"priority": 1}."""
 
-class Asked(TypedDict, total=False):
-    """Of every rollout of a call. extra: other fields of SGLang's request, as {"priority": 1}."""
-
-    logprobs: bool
     deadline_s: float | None
     extra: Mapping[str, Any] | None
     version: str | int | None
+
+
+class Asked(AskedAgain, total=False):
+    """Of every rollout of a call."""
+
+    logprobs: bool
 
 
 class AskedOnce(Asked, total=False):
@@ -88,6 +78,10 @@ class Session:
     def policy(self) -> Policy:
         return Policy(self.retry or Retry(), self.clock, self.draw)
 
+    @cached_property
+    def control(self) -> Control:
+        return Control(self.policy, self.control_timeout_s)
+
     # -- samples --
 
     def one(self, prompt: Prompt, sampling: SamplingParams | None, *, rid: str | None = None, **asked: Any) -> Sample:
@@ -127,8 +121,40 @@ class Session:
         seeded = [msgspec.structs.replace(params, sampling_seed=seed + i) for i in range(n)]
         return self.samples([prompt] * n, seeded, **asked)
 
+    def continuations(
+        self,
+        rollouts: Sequence[Rollout],
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        **asked: Any,
+    ) -> list[Sample]:
+        """A sample for each rollout, which goes on from it; of one that is whole there is nothing to ask."""
+        if len(prompts) != len(rollouts):
+            raise errors.InvalidArgument(f"{len(prompts)} prompts for {len(rollouts)} rollouts: give one for each")
+        each = one_for_each(sampling, len(rollouts))
+        return [
+            self.continuation(rollout, prompt, params, **asked)
+            for rollout, prompt, params in zip(rollouts, prompts, each, strict=True)
+        ]
+
+    def continuation(self, begun: Rollout, prompt: Prompt, sampling: SamplingParams, **asked: Any) -> Sample:
+        if isinstance(prompt, str):
+            raise errors.InvalidArgument("a prompt in text cannot be continued by tokens: give its token ids")
+        tokens = [*wire.token_ids(prompt), *begun.tokens]
+        begun, rest = partial.left_of(begun, sampling)
+        if not begun.aborted:
+            return Sample({}, begun.rid, False, math.inf, begun=begun)
+        (sample,) = self.samples([tokens], rest, logprobs=begun.logprobs is not None, **asked)
+        sample.begun = begun
+        return sample
+
     def rollout(self, sample: Sample) -> Flow[Rollout]:
-        return self.policy.sample(sample, self._rollout_once)
+        if sample.begun is None:
+            return (yield from self.policy.sample(sample, self._rollout_once))
+        if not sample.begun.aborted:
+            return sample.begun
+        more = yield from self.policy.sample(sample, self._rollout_once)
+        return partial.joined(sample.begun, more)
 
     def _rollout_once(self, sample: Sample) -> Flow[Rollout]:
         body = yield from self.policy.fetch(sample.call(stream=False))
@@ -141,102 +167,6 @@ class Session:
         for sample in samples:
             if sample.in_flight and not (yield from self.policy.abort(sample.rid)):
                 return  # the server cannot be told, and trying 255 times more takes as many time-outs
-
-    # -- control --
-
-    def healthy(self) -> Flow[bool]:
-        try:
-            yield from self.policy.fetch(self._control("GET", "/health"))
-        except errors.RequestUnserved:
-            return False
-        return True
-
-    def status(self) -> Flow[Status]:
-        return self._ask(Status, "GET", "/tlt/v1/status")
-
-    def server_info(self) -> Flow[dict[str, Any]]:
-        return self._ask(dict[str, Any], "GET", "/server_info")
-
-    def metrics(self) -> Flow[str]:
-        body = yield from self.policy.ask(self._control("GET", "/metrics"))
-        return body.decode(errors="replace")
-
-    def abort(self, rid: str | None) -> Flow[None]:
-        """None aborts everything."""
-        if rid == "":
-            raise errors.InvalidArgument("rid is empty, which the server ignores; abort_all() aborts everything")
-        what = {"abort_all": True} if rid is None else {"rid": rid}
-        yield from self.policy.ask(self._control("POST", "/abort_request", what))
-
-    def flush_cache(self, wait_s: float) -> Flow[None]:
-        if not 0 <= wait_s < math.inf:
-            raise errors.InvalidArgument(f"wait_s={wait_s}: must be a number of seconds, at least 0")
-        yield from self.policy.ask(self._control("POST", f"/flush_cache?timeout={wait_s}", more_s=wait_s))
-
-    def load(self) -> Flow[Load]:
-        loads = (yield from self._ask(wire.Loads, "GET", "/v1/loads?include=core")).loads
-        return Load(sum(each.num_running_reqs for each in loads), sum(each.num_waiting_reqs for each in loads))
-
-    # -- weights --
-
-    def events(self, after: int) -> Flow[list[Event]]:
-        return self._ask(list[Event], "GET", f"/tlt/v1/events?after={after}")
-
-    def drafter(self) -> Flow[Drafter]:
-        return self._ask(Drafter, "GET", "/tlt/v1/drafter")
-
-    def update_drafter(self, update: DrafterUpdate, within_s: float) -> Flow[Drafter]:
-        return self._ask(Drafter, "POST", "/tlt/v1/drafter/update", update, within_s)
-
-    def roll_back_drafter(self) -> Flow[Drafter]:
-        body = yield from self.policy.fetch(self._control("POST", "/tlt/v1/drafter/rollback"))
-        return wire.decode(Drafter, body, "/tlt/v1/drafter/rollback")
-
-    def freeze_drafter(self, frozen: bool) -> Flow[Drafter]:
-        return self._ask(Drafter, "POST", "/tlt/v1/drafter/freeze", DrafterFreeze(frozen))
-
-    def set_watchdog(self, mode: Literal["armed", "observe"]) -> Flow[Drafter]:
-        return self._ask(Drafter, "PUT", "/tlt/v1/drafter/watchdog", DrafterWatchdog(mode))
-
-    def strategy(self, update: StrategyUpdate | None = None) -> Flow[Speculation]:
-        return self._ask(Speculation, "PUT" if update else "GET", "/tlt/v1/strategy", update)
-
-    def learned(self) -> Flow[dict[str, Any]]:
-        return self._ask(dict[str, Any], "GET", "/tlt/v1/strategy/learned")
-
-    def learn(self, learned: Mapping[str, Any]) -> Flow[None]:
-        yield from self.policy.ask(self._control("PUT", "/tlt/v1/strategy/learned", learned))
-
-    def report_trainer(self, trainer: DrafterTrainer) -> Flow[None]:
-        yield from self.policy.ask(self._control("POST", "/tlt/v1/trainer", trainer))
-
-    def share_target(self, path: str, within_s: float) -> Flow[SharedTarget]:
-        route = "/tlt/v1/target/share"
-        body = yield from self.policy.fetch(self._control("POST", route, TargetShare(path), within_s))
-        return wire.decode(SharedTarget, body, route)
-
-    def begin_weight_update(self, selector: str | None) -> Flow[None]:
-        fields = {} if selector is None else {"selector": selector}
-        yield from self.policy.fetch(self._control("POST", "/begin_weight_update", fields))
-
-    def end_weight_update(self) -> Flow[None]:
-        yield from self.policy.fetch(self._control("POST", "/end_weight_update"))
-
-    def update_weights_from_disk(self, model_path: str, weight_version: str | None, within_s: float) -> Flow[None]:
-        fields = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
-        yield from self.policy.ask(self._control("POST", "/update_weights_from_disk", fields, within_s))
-
-    def _ask(
-        self, kind: type[T], method: str, path: str, fields: wire.Fields | None = None, more_s: float = 0.0
-    ) -> Flow[T]:
-        """A request that may be processed twice without harm."""
-        body = yield from self.policy.ask(self._control(method, path, fields, more_s))
-        return wire.decode(kind, body, path.partition("?")[0])
-
-    def _control(self, method: str, path: str, fields: wire.Fields | None = None, more_s: float = 0.0) -> Call:
-        body = None if fields is None else wire.encode(fields)
-        until = self._until(self.control_timeout_s + more_s)
-        return Call(method, path, until, body, admin=method != "GET")
 
     # -- what the transport is told --
 

@@ -44,7 +44,7 @@ def generate_fields(
     if isinstance(prompt, str):
         fields["text"] = prompt
     else:
-        fields["input_ids"] = _token_ids(prompt)
+        fields["input_ids"] = token_ids(prompt)
     fields["sampling_params"] = sampling
     if logprobs:
         fields["return_logprob"] = True
@@ -63,7 +63,7 @@ def headers_for(version: str | int | None) -> dict[str, str]:
     return {WEIGHT_VERSION: version}
 
 
-def _token_ids(prompt: Sequence[int]) -> list[int]:
+def token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         tokens = [operator.index(token) for token in prompt]
     except TypeError as error:
@@ -74,6 +74,16 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
     if not tokens or min(tokens) < 0:
         raise errors.InvalidArgument(f"a prompt of token ids needs at least one, none negative; got {tokens[:8]}")
     return tokens
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Those that are not None: of what is left out the server's default stands."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def update_fields(weight_version: str | None, flush_cache: bool, **fields: Any) -> dict[str, Any]:
+    """The body of an update of the target."""
+    return {**fields, "flush_cache": flush_cache} | given(weight_version=weight_version)
 
 
 def encode(fields: Fields) -> bytes:
@@ -99,6 +109,7 @@ class Meta(msgspec.Struct):
     weight_version: str | None = None
     weight_versions: tuple[TargetSpan, ...] = ()
     drafter_versions: tuple[DrafterSpan, ...] = ()
+    ignored: tuple[str, ...] = ()
     output_token_logprobs: list[Logprob] | None = None
     spec_accept_length: float | None = None
     spec_verify_ct: int | None = None
@@ -126,6 +137,12 @@ class Answer(msgspec.Struct):
 class ReplicaLoad(msgspec.Struct):
     num_running_reqs: int
     num_waiting_reqs: int
+
+
+class WeightVersion(msgspec.Struct):
+    """A /get_weight_version response."""
+
+    weight_version: str
 
 
 class Loads(msgspec.Struct):
@@ -200,6 +217,7 @@ def build_rollout(
         drafter_versions=meta.drafter_versions,
         accept_length=_accept_length(meta),
         spec=_spec_counts(meta),
+        ignored=meta.ignored,
         resamples=resamples,
     )
 

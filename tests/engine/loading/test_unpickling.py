@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tlt_client.weights.tensors import FlatBucket
 
 from benchmarks.lib.safety.chains import Call, gadgets
 from benchmarks.lib.safety.gadgets import legitimate, listening, serialized
@@ -67,6 +68,24 @@ def test_what_trainers_send_is_read() -> None:
     for fields in legitimate().values():
         (payload,) = fields["serialized_named_tensors"]
         assert unpickled(payload)
+
+
+def test_what_the_client_sends_is_read() -> None:
+    """Whichever way of sharing the trainer's process has; and SGLang's bucket takes it apart again."""
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    dtypes = (torch.bfloat16, torch.float64, torch.bool, torch.float8_e4m3fn, torch.float32, torch.int64)
+    sent = {str(dtype): TENSOR[:, :3].to(dtype).T for dtype in dtypes} | {"scalar": torch.tensor(1.5)}
+    flat = FlatBucket(list(sent.items()))
+    for payload in flat.serialized(2):
+        read = unpickled(payload)
+        bucket = FlattenedTensorBucket(flattened_tensor=read["flattened_tensor"], metadata=read["metadata"])
+        taken = dict(bucket.reconstruct_tensors())
+        assert taken.keys() == sent.keys()
+        assert all(taken[name].dtype == sent[name].dtype for name in sent)
+        assert all(torch.equal(taken[name].float(), sent[name].float()) for name in sent)
+    flat.unlink()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
