@@ -28,13 +28,14 @@ READY = $(VENV)/.ready
 env: $(READY)
 
 # torch first, alone: everything after it keeps the build that it finds, and is of the versions and hashes in the lock.
-$(READY): pyproject.toml $(wildcard clients/*/pyproject.toml examples/*/pyproject.toml) $(wildcard patches/* deploy/locks/dev-*) $(wildcard tlt_server/fork/*.py)
+$(READY): pyproject.toml $(wildcard clients/*/pyproject.toml examples/*/pyproject.toml) $(wildcard patches/* deploy/locks/dev-* deploy/trainers.txt) $(wildcard tlt_server/fork/*.py)
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found: name one, as in make PYTHON=/path/to/python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0 torchvision==0.28.0
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
 	    -r deploy/locks/dev-$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
-	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,demo,dev]' -e clients/tlt_client -e examples/grpo
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r deploy/trainers.txt
+	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,demo,dev]' -e clients/tlt_client -e clients/tlt_verl -e examples/grpo
 	$(BIN)/tlt-server fork install
 	@touch $@
 
