@@ -35,7 +35,7 @@ $(READY): pyproject.toml $(wildcard clients/*/pyproject.toml examples/*/pyprojec
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
 	    -r deploy/locks/dev-$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r deploy/locks/trainers.txt
-	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,demo,dev]' -e clients/tlt_client -e examples/grpo
+	$(BIN)/python -m pip install --quiet -e '.[cpu,trainer,demo,dev]' -e clients/tlt_client -e clients/tlt_verl -e examples/grpo
 	$(BIN)/tlt-server fork install
 	@touch $@
 
