@@ -1,6 +1,9 @@
 """The example of multi-turn rollouts: the tool is asked, its answers are in the context, turns find the cache full."""
 
+import json
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -54,3 +57,10 @@ def test_what_the_tool_said_is_no_sampled_token(client: Client, url: str, refere
     assert told.removesuffix("<|endoftext|>") == ASKED[0].prompt + text
     answers = "".join(str(calculated(line)) for line in re.findall(r"^(.*) so \d", text, re.MULTILINE))
     assert route.sampled.count(False) == len(reference.tokens(ASKED[0].prompt)) + len(answers)  # a digit is a token
+
+
+@pytest.mark.parametrize("route", ["tokens", "chat"])
+def test_its_command_prints_a_line_for_each_problem(url: str, route: str) -> None:
+    command = [sys.executable, "-m", "tlt_grpo.multi_turn", "--url", url, "--route", route, "--count", "2"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert [json.loads(line).keys() for line in lines] == [{"text", "right", "turns"}] * 2
