@@ -110,6 +110,24 @@ def test_what_changes_a_sample_and_is_not_served_is_refused(field: Field, path: 
         assert accept(path, body(neutral))[1] == []
 
 
+FORM = {"type": "json_object"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "3", "sampling_params": {"regex": "a?", "min_new_tokens": 1}}),
+        ("/v1/completions", {"prompt": "3", "ebnf": 'root ::= "a"', "min_tokens": 1}),
+        ("/v1/completions", {"prompt": "3", "response_format": FORM, "min_tokens": 1}),
+        ("/v1/chat/completions", {**CHAT, "regex": "a?", "min_tokens": 1}),
+    ],
+)
+def test_a_grammar_may_end_before_any_minimum(path: str, body: dict[str, Any]) -> None:
+    """Where it allows the end alone, and the minimum forbids it, no token is left to sample."""
+    with pytest.raises(BadRequest, match="beside a grammar"):
+        accept(path, body)
+
+
 @pytest.mark.parametrize("name", ["temperature", "n", "stop", "json_schema", "logit_bias"])
 def test_a_parameter_in_the_wrong_place_is_refused(name: str) -> None:
     with pytest.raises(BadRequest, match=rf"^{name}: .*sampling_params"):

@@ -191,6 +191,10 @@ def test_what_does_not_go_together_is_refused(path: str, fields: dict[str, Any],
         ({"token_ids": [5], "max_tokens": 5}, "max_tokens: goes into sampling_params"),
         ({"token_ids": [5], "sampling_params": {"min_tokens": 5, "max_tokens": 4}}, "sampling_params.min_tokens: 5"),
         (
+            {"token_ids": [5], "sampling_params": {"min_tokens": 1, "structured_outputs": {"regex": "a?"}}},
+            "sampling_params.min_tokens: beside a grammar",
+        ),
+        (
             {"token_ids": [5], "sampling_params": {"truncate_prompt_tokens": 4}},
             "sampling_params.truncate_prompt_tokens",
         ),

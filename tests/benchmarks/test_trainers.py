@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.commands.correctness.trainers import TABLE, Row, judged, rows
+from benchmarks.commands.correctness.trainers import Row, judged, rows
 
 TEXT = """
 # Trainers
@@ -43,10 +43,3 @@ def test_a_test_that_did_not_run_fails(tmp_path: Path) -> None:
     report.write_text("<testsuites/>")
     figures, _ = judged(rows(TEXT), report)
     assert (figures["trainers_working"], figures["steps_failed"]) == (0, 3)
-
-
-def test_each_named_test_is_there() -> None:
-    for row in rows(TABLE.read_text()):
-        for test in row.tests:
-            file, _, function = test.partition("::")
-            assert f"def {function}" in (TABLE.parents[1] / file).read_text(), f"{row.trainer}: {test}"

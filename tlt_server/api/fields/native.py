@@ -13,6 +13,7 @@ MAX_SAMPLES, MAX_ROLLOUTS = 1024, 16_384
 INTERNAL = "SGLang's own"
 MEDIA = "multimodal"
 UNSERVED_SESSIONS = "not served: send the whole prompt, of which the cache finds what it has seen"
+UNENDED = "beside a grammar, which may allow nothing but the end: a response has no token then. Say it in the grammar"
 
 
 def one_grammar(params: Body, server: Server) -> None:
@@ -20,6 +21,8 @@ def one_grammar(params: Body, server: Server) -> None:
     given = [name for name in ("json_schema", "regex", "ebnf", "structural_tag") if params.get(name)]
     if len(given) > 1:
         raise BadRequest(f"{given[1]}: beside {given[0]}, and a request has one grammar")
+    if given and params.get("min_new_tokens"):
+        raise BadRequest(f"min_new_tokens: {UNENDED}")
     least, most = params.get("min_new_tokens"), params.get("max_new_tokens")
     if least is not None and most is not None and least > most:
         raise BadRequest(f"min_new_tokens: {least} is more than max_new_tokens, {most}")

@@ -6,7 +6,7 @@ from tlt_server.api.fields import values
 from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Server, Table, fields
 from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, MEDIA, PD, SAMPLING, one_grammar
+from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, MEDIA, PD, SAMPLING, UNENDED, one_grammar
 from tlt_server.errors import BadRequest
 
 ELSEWHERE = {
@@ -117,8 +117,11 @@ def _one_grammar(body: Body, server: Server) -> None:
         raise BadRequest(f"min_tokens: {least} is more than max_tokens, {most}")
     form = body.get("response_format") or {}
     constrains = form.get("type") not in (None, "text")
-    one_grammar({name: body.get(name) for name in ("json_schema", "regex", "ebnf")}, server)
-    if constrains and any(body.get(name) for name in ("json_schema", "regex", "ebnf")):
+    given = {name: body.get(name) for name in ("json_schema", "regex", "ebnf")}
+    one_grammar(given, server)
+    if least and (constrains or any(given.values())):
+        raise BadRequest(f"min_tokens: {UNENDED}")
+    if constrains and any(given.values()):
         raise BadRequest("response_format: beside another grammar, and a request has one")
 
 

@@ -6,7 +6,7 @@ from tlt_server.api.fields import openai, values
 from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Field, Server, Table, fields
 from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, SAMPLING
+from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, SAMPLING, UNENDED
 from tlt_server.api.fields.patterns import is_grammar, is_pattern
 from tlt_server.errors import BadRequest
 
@@ -67,9 +67,19 @@ PROMPTED = (
 )
 
 
+def _grammar(body: Body) -> bool:
+    return any((body.get("structured_outputs") or {}).get(name) for name in GRAMMARS)
+
+
+def _ends(body: Body) -> None:
+    if body.get("min_tokens") and _grammar(body):
+        raise BadRequest(f"min_tokens: {UNENDED}")
+
+
 def _is_of_vllm(body: Body, server: Server) -> None:
     """Across the fields of completions and chat, beside SGLang's own rule."""
-    if any(body.get("structured_outputs", {}).get(name) for name in GRAMMARS):
+    _ends(body)
+    if _grammar(body):
         for name in SGLANG_GRAMMARS:
             if body.get(name) not in (None, "", {"type": "text"}):
                 raise BadRequest(f"{name}: beside structured_outputs, and a request has one grammar")
@@ -99,6 +109,7 @@ DETOKENIZE = openai.DETOKENIZE
 
 
 def _samples(params: Body, server: Server) -> None:
+    _ends(params)
     least, most = params.get("min_tokens"), params.get("max_tokens")
     if least is not None and most is not None and least > most:
         raise BadRequest(f"min_tokens: {least} is more than max_tokens, {most}")
