@@ -140,6 +140,16 @@ QUESTIONS = (
             ("growth of memory in a soak of half an hour", "soak_memory_growth", "{:.1%}"),
         ],
     ),
+    Question(
+        "Which RL trainers work unchanged?",
+        "trainers.cpu2",
+        "correctness.md#trainers",
+        [
+            ("trainers looked at", "trainers", "{:,}"),
+            ("that take whole steps", "trainers_working", "{:,}"),
+            ("samples by other weights than their step's", "stale_rollouts", "{:,}"),
+        ],
+    ),
 )
 
 
