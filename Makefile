@@ -8,7 +8,7 @@
 #             that proves that they run, and so of hot reload, in four minutes
 # make lock   renews the locks of deploy/locks: what `make env` and the images install, with hashes; KEEP=1 only adds what
 #             is missing
-# make wheels    wheels of tlt-server and tlt-client, in DIST
+# make wheels    wheels of tlt-server, tlt-client and tlt-verl, in DIST
 # make release VERSION=x.y.z  a commit that makes a version of what is unreleased, and its tag
 #
 # PYTHON       the interpreter that the environment is made from: 3.11 or 3.12
@@ -74,7 +74,7 @@ lock: $(READY)
 
 DIST ?= dist
 wheels: $(READY)
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) . ./clients/tlt_client
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) . ./clients/tlt_client ./clients/tlt_verl
 
 release: $(READY)
 	$(BIN)/python deploy/release.py $(VERSION)

@@ -13,6 +13,7 @@ from pathlib import Path
 NUMBERED = (
     "pyproject.toml",
     "clients/tlt_client/pyproject.toml",
+    "clients/tlt_verl/pyproject.toml",
     "examples/grpo/pyproject.toml",
     "tlt_server/__init__.py",
     "deploy/compose.yaml",

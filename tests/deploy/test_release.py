@@ -49,6 +49,7 @@ def test_it_commits_numbers_and_changelog_and_tags_them(scratch: Path) -> None:
     for name, told in {
         "pyproject.toml": ['version = "98.0.1"', '"tlt-client==98.0.1"', '"tlt-grpo==98.0.1"'],
         "clients/tlt_client/pyproject.toml": ['version = "98.0.1"'],
+        "clients/tlt_verl/pyproject.toml": ['version = "98.0.1"', '"tlt-client==98.0.1"'],
         "examples/grpo/pyproject.toml": ['version = "98.0.1"', '"tlt-client==98.0.1"', '"tlt-server==98.0.1"'],
         "tlt_server/__init__.py": ['__version__ = "98.0.1"'],
     }.items():
