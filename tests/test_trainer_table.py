@@ -12,7 +12,7 @@ TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 def rows(text: str) -> dict[str, list[str]]:
     """The cells of the table by trainer."""
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
-    return {trainer: rest for trainer, *rest in found[2:]}
+    return {re.sub(r"\[(.+)\]\(.+\)", r"\1", trainer): rest for trainer, *rest in found[2:]}
 
 
 def absent(text: str, top: Path = TOP) -> list[str]:
