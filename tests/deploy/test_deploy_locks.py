@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 LOCK = runpy.run_path(str(DEPLOY / "lock.py"))
-LOCKS = sorted((DEPLOY / "locks").glob("*.txt"))
+LOCKS = sorted((DEPLOY / "locks").glob("*-*.txt"))
+TRAINERS = DEPLOY / "locks/trainers.txt"
 each = pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
 
 
@@ -24,7 +25,7 @@ def test_there_is_one_for_each_image_and_for_make_env() -> None:
     ]
 
 
-@each
+@pytest.mark.parametrize("path", [*LOCKS, TRAINERS], ids=lambda path: path.stem)
 def test_each_package_has_a_version_and_a_hash_and_nothing_else(path: Path) -> None:
     for entry in re.split(r"(?m)^(?=\S)", path.read_text())[1:]:
         first, *hashes = [line.strip(" \\") for line in entry.splitlines()]
@@ -40,6 +41,13 @@ def test_it_has_what_the_image_needs(path: Path) -> None:
     for requirement in map(Requirement, LOCK["needed"](kind)):
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)], prereleases=True), requirement
     assert found.get("torch") == ("2.11.0" if kind == "gpu" else None)
+
+
+def test_trainers_are_pinned_as_asked() -> None:
+    lines = (DEPLOY / "trainers.in").read_text().splitlines()
+    asked = [Requirement(line.partition("#")[0]) for line in lines if not line.startswith("#")]
+    found = pinned(TRAINERS.read_text())
+    assert found == {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in asked}
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

@@ -75,6 +75,7 @@ async def _drain() -> None:
     if get_server_args().tokenizer_worker_num > 1:
         raise BadRequest("mode wait: not served with several tokenizer workers; pause with keep or abort")
     async with manager.is_pause_cond:
+        # override: SGLang's pauses either abort what runs, or stop it
         manager.is_pause = True
     while await manager.model_update_lock.is_locked():
         if not manager.is_pause:
