@@ -137,7 +137,8 @@ def test_miles(trainer: Trainer, arrived: Callable[[], bool], moved: Path, trans
     assert (info["host"], info["port"], info["base_gpu_id"], info["node_rank"]) == (url.host, url.port, 0, 0)
     parallelism = trainer.http.get("/parallelism_config", params={"rank": 0}).raise_for_status().json()
     assert (parallelism["tp_size"], parallelism["tp_rank"], parallelism["world_size"]) == (1, 0, 1)
-    assert trainer.http.get("/parallelism_config", params={"rank": 1}).status_code == 400
+    for rank in (1, -1):
+        assert trainer.http.get("/parallelism_config", params={"rank": rank}).status_code == 400
     with ThreadPoolExecutor(1) as pool:
         rollouts = pool.submit(generate, trainer)
         until_under_way(trainer)

@@ -45,7 +45,8 @@ async def post_process_weights() -> Response:
 async def parallelism_config(rank: int = 0) -> Response:
     """Which part of the target a rank has. 400: there is no such rank."""
     args = tokenizer_manager().server_args
-    if not 0 <= rank < (size := args.tp_size * args.pp_size):
+    size = args.tp_size * args.pp_size
+    if not 0 <= rank < size:
         raise HTTPException(400, f"rank {rank}: this server has ranks 0 to {size - 1}")
     return as_json(parallelism(args, rank))
 
