@@ -293,7 +293,7 @@ def test_a_trainer_that_leaves_within_an_update(trainer: Trainer, arrived: Calla
     shapes = {"dtypes": ["float32"] * len(names), "shapes": [list(parts[1][name].shape) for name in names]}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
-            trainer.post, "/update_weights_from_distributed", names=names, **shapes, group_name="trainer"
+            trainer.post, "/update_weights_from_distributed", names=names, **shapes, group_name=trainer.group_name
         )
         time.sleep(0.3)
         trainer.leave()

@@ -52,7 +52,8 @@ def steps(
         record_property("steps", count)
         return found
 
-    return take
+    yield take
+    httpx.post(f"{url}/update_weights_from_disk", json={"model_path": str(default_paths()[0])}).raise_for_status()
 
 
 @pytest.mark.server("vllm")

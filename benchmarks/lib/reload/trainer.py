@@ -84,8 +84,15 @@ class Trainer:
 
     def leave(self) -> None:
         """Its end of the group is gone, as when the trainer ends; the server is told nothing."""
-        torch.distributed.destroy_process_group(self._group)
+        assert self._group is not None
+        self._group.close()
         self._group = None
+
+    @property
+    def group_name(self) -> str:
+        """Of the group that it is in."""
+        assert self._group is not None
+        return self._group.name
 
     def close(self) -> None:
         if self._group is not None:

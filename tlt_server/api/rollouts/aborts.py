@@ -53,7 +53,8 @@ def _is_full(manager: Any, tokenized: Any) -> bool:
     upstream's to answer or to refuse."""
     if not manager.is_generation or tokenized.input_ids is None or tokenized.mm_inputs is not None:
         return False
-    if tokenized.return_hidden_states or (tokenized.return_logprob and tokenized.logprob_start_len != -1):
+    of_prompt = tokenized.return_logprob and (tokenized.logprob_start_len != -1 or tokenized.token_ids_logprob)
+    if tokenized.return_hidden_states or of_prompt:
         return False
     # as it was asked: of a group upstream prefills the prompt first, by a request of its own for no token
     asked = manager.rid_to_state[tokenized.rid].obj.sampling_params or {}
