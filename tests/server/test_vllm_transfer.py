@@ -197,6 +197,29 @@ def test_a_trainer_that_goes_away_stops_nobody(vllm: Vllm, other: Path, end: str
     assert "init_weight_transfer_engine" in again.text
 
 
+@pytest.mark.parametrize("sent", [0, 3])
+@pytest.mark.server("vllm")
+def test_a_trainer_that_begins_anew_is_not_held_up(vllm: Vllm, other: Path, sent: int) -> None:
+    """In the middle of its update, before or after the server has written; nobody but the server had paused."""
+    tensors = tensors_of(other)
+    info = {
+        "names": list(tensors),
+        "dtype_names": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
+        "shapes": [list(each.shape) for each in tensors.values()],
+    }
+    vllm.init(packed=False).raise_for_status()
+    vllm.post("/start_weight_update").raise_for_status()
+    lost = threading.Thread(target=lambda: vllm.post("/update_weights", update_info=info))
+    lost.start()
+    if sent:
+        packed_nccl_broadcast_producer(iter(list(tensors.values())[:sent]), vllm.sender, 0, lambda tensor: tensor, 0)
+    time.sleep(0.3)
+    vllm.init().raise_for_status()
+    lost.join(30)
+    assert vllm.publish(tensors) == [200, 200, 200]
+    assert vllm.says(), "it goes on by itself"
+
+
 @pytest.mark.server("vllm")
 def test_a_trainer_that_never_comes(vllm: Vllm) -> None:
     info = {"master_address": "127.0.0.1", "master_port": free_port(), "rank_offset": 1, "world_size": 2}

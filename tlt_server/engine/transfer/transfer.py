@@ -72,9 +72,9 @@ class Transfer:
         if ask.backend not in (None, "nccl" if on_gpu else "gloo"):
             has = "nccl, on GPUs" if on_gpu else "gloo, on a CPU"
             raise UpdateRefused(f"backend {ask.backend!r}: the server's tensors go by {has}")
+        self._drop()
         if self._open:
             self._abandon()
-        self._drop()
         self._joined, self._last = ask, []
         self._start(Work(lambda _: join(ask, rank, self._device, self._timeout_s)))
 
@@ -183,13 +183,15 @@ class Transfer:
         if publications.partial:
             publications.named(weight_version or str(publications.version + 1))
         self._router.end()
+        self._held = self._held and bool(publications.missing)
         if failed is not None:
             raise OutOfTurn(f"the weight update has failed: {failed}")
-        self._held = False
 
     def _abandon(self) -> None:
-        """Ends an update whose trainer has begun anew."""
+        """Ends an update whose trainer has begun anew; what was held for it is, until the next one has ended."""
+        held = self._held
         try:
             self._end(None)
         except (OutOfTurn, TargetIncomplete) as ended:
             logger.warning("a weight update was given up: %s", ended)
+        self._held = held
