@@ -16,10 +16,10 @@ from rich.markdown import Markdown
 from tokenizers import Tokenizer
 
 from benchmarks.models import shapes
+from benchmarks.models.workloads import WORKLOADS, Workload
 from tlt_server import results
-from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
-from tlt_server.demo.task import problems
+from tlt_server.demo.task import problems, solve, training_problems
 from tlt_server.errors import ConfigError, ServerFailed, TltError
 from tlt_server.launch import has_gpu
 from tlt_server.preflight import check_models, read_config
@@ -41,34 +41,39 @@ out = Console(highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Models:
-    """The target and the EAGLE drafter that a benchmark serves."""
+    """The target and the EAGLE drafter that a benchmark serves, and what it asks them."""
 
     target: Path
     drafter: Path
+    workload: Workload = WORKLOADS["demo"]
 
     def prompts(self, count: int, length: int | None = None) -> list[Tokens]:
-        """Problems of the embedded task, as this target's tokens; `length` puts earlier problems in front of each.
+        """Problems of the workload, as this target's tokens; `length` puts solved ones in front of each.
 
-        Every prompt differs, and a longer one begins as a shorter one does, so that a server's cache serves both.
+        Every prompt differs from its first token on, and a longer one begins as a shorter one does, but for the problem
+        at the end: a server's cache serves both.
         """
         path = self.target / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"model {self.target}: it has no tokenizer.json, so no prompt can be made for it")
         tokenizer = Tokenizer.from_file(str(path))
-        encoded = [tuple(tokenizer.encode(problem.prompt).ids) for problem in problems(count, SEED)]
-        return encoded if length is None else [_prolonged(prompt, encoded, length) for prompt in encoded]
+        asked = [tokenizer.encode(problem.prompt).ids for problem in problems(count, SEED, self.workload.task)]
+        if length is None:
+            return [tuple(prompt) for prompt in asked]
+        return [(*self._solved(tokenizer, i, length - len(prompt)), *prompt) for i, prompt in enumerate(asked)]
+
+    def _solved(self, tokenizer: Tokenizer, seed: int, length: int) -> list[int]:
+        """So many tokens of solved problems, one after another; each ends as a response does, if by a single token."""
+        end, rng = read_config(self.target).get("eos_token_id"), random.Random(f"{SEED} {seed}")
+        ends, tokens, task = [end] if isinstance(end, int) else [], list[int](), self.workload.task
+        while len(tokens) < length:
+            [problem] = training_problems(1, rng.randrange(1 << 30), task)
+            tokens += [*tokenizer.encode(problem.prompt + solve(problem, rng, task)).ids, *ends]
+        return tokens[:length]
 
 
 Measure = Callable[[Models, Path, argparse.Namespace], Figures | Iterator[Figures]]
 """From models, a folder for logs, and flags to figures; or to those of one round, of two, and so on, all whole."""
-
-
-def _prolonged(prompt: Tokens, others: Sequence[Tokens], length: int) -> Tokens:
-    draw = random.Random(repr(prompt))
-    tokens = list(prompt)
-    while len(tokens) < length:
-        tokens += draw.choice(others)
-    return tuple(tokens[:length])
 
 
 def positive(text: str) -> int:
@@ -85,6 +90,7 @@ def parser(name: str, description: str | None, *, compares: bool = True) -> argp
     parser.add_argument(
         "--shape", default="qwen2.5-7b" if gpu else CPU_SHAPE, help=f"one of {', '.join((EMBEDDED, *shapes.SHAPES))}"
     )
+    parser.add_argument("--workload", choices=WORKLOADS, default="demo", help="embedded models and their problems")
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="where models of that shape are made and kept")
     parser.add_argument("--model-path", type=Path, metavar="FOLDER", help="a real target instead")
     parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="its EAGLE drafter")
@@ -131,24 +137,26 @@ def workplace(arguments: argparse.Namespace) -> Iterator[tuple[Models, Path]]:
         raise ConfigError(
             f"--upstream {arguments.upstream}: no folder sglang in it. Make it with pip install --no-deps --target"
         )
+    workload = WORKLOADS[arguments.workload]
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as scratch:
         logs = arguments.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         if arguments.shape == EMBEDDED and not arguments.model_path:
-            models = Models(*default_paths())
+            models = Models(workload.models / "target", workload.models / "drafter", workload)
         elif arguments.model_path:
             for folder in (arguments.model_path, arguments.drafter):
                 read_config(folder)
-            models = Models(arguments.model_path, arguments.drafter)
+            models = Models(arguments.model_path, arguments.drafter, workload)
         else:
             if not has_gpu() and arguments.shape in shapes.SHAPES and arguments.shape != CPU_SHAPE:
                 raise ConfigError(
                     f"--shape {arguments.shape} needs a GPU, and there is none; {CPU_SHAPE} runs on a CPU"
                 )
             dtype = torch.bfloat16 if has_gpu() else torch.float32
-            built = shapes.build(arguments.shape, arguments.models or Path(scratch) / "models", dtype=dtype)
+            folder = arguments.models or Path(scratch) / "models"
+            built = shapes.build(arguments.shape, folder, workload=workload, dtype=dtype)
             torch.cuda.empty_cache()  # the servers need what building took
-            models = Models(built.target, built.drafter)
+            models = Models(built.target, built.drafter, workload)
         check_models(models.target, models.drafter)
         yield models, logs
 

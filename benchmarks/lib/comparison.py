@@ -38,8 +38,16 @@ class Measured:
 
     def speedups(self, side: str, load: str) -> list[float]:
         """A side's rate over plain decoding's, round by round; without rounds that gave either no window."""
+        rate = mean_rate if side in (each.name for each in self.sides if each.learns) else _rate
         pairs = zip(self.windows[side, load], self.windows[PLAIN, load], strict=True)
-        return [_rate(ours) / _rate(plain) for ours, plain in pairs if ours and plain]
+        return [rate(ours) / _rate(plain) for ours, plain in pairs if ours and plain]
+
+
+def mean_rate(windows: Sequence[Window]) -> float:
+    """Tokens/s over all windows together, which are of equally many steps. A median would pass over the steps in which
+    a bandit explores."""
+    tokens = sum(window.accept_length for window in windows)
+    return tokens / sum(window.accept_length / window.tokens_per_s for window in windows)
 
 
 def _rate(windows: Sequence[Window]) -> float:

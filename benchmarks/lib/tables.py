@@ -132,13 +132,20 @@ def headline(result: Result) -> str:
 
 
 def accept_length(result: Result) -> str:
-    """Speed-up by accept length and batch size, what breaks even, and a step's time, whatever it accepts.
+    """What arms reach to natural ends; then, by simulated accept length and batch size, speed-up and a step's time."""
+    natural = [
+        [name.removeprefix("accept_length_").replace("_", " "), f"{value:.2f}"]
+        for name, value in result.figures.items()
+        if name.startswith("accept_length_natural_") or "_at_" in name
+    ]
+    sides, loads = sides_and_loads(result.figures)
+    made = [caption(result)] + ([table(["tokens a verify pass", ""], natural)] if natural else [])
+    return "\n\n".join(made + (_simulated(result.figures, arms_of(sides), loads) if loads else []))
 
-    A length is shown with the shallowest arm that it was simulated with; what breaks even, from an arm's longest.
-    """
-    figures = result.figures
-    sides, loads = sides_and_loads(figures)
-    simulated = [(label(side), numbers_in(side)[-1], side) for side in arms_of(sides)]
+
+def _simulated(figures: Figures, arms: Sequence[str], loads: Sequence[str]) -> list[str]:
+    """A length is shown with the shallowest arm that it was simulated with; what breaks even, from an arm's longest."""
+    simulated = [(label(side), numbers_in(side)[-1], side) for side in arms]
     shallowest = {length: (arm, side) for arm, length, side in reversed(simulated)}
     rows = [
         [str(length), arm, *cells(figures, f"speedup_{side}", loads)]
@@ -146,30 +153,27 @@ def accept_length(result: Result) -> str:
     ]
     longest = {arm: side for arm, _, side in simulated}
     rows += [["breaks even", arm, *cells(figures, f"break_even_{side}", loads)] for arm, side in longest.items()]
-    steps = [
-        [str(length), arm, *cells(figures, f"step_ms_{side}", loads, ".2f")]
-        for arm, length, side in simulated
-        if arm == simulated[-1][0]
-    ]
+    steps = [[arm, *cells(figures, f"step_ms_{side}", loads, ".2f")] for arm, side in longest.items()]
     batches = [f"batch {numbers_in(load)[0]}" for load in loads]
-    tables = (
-        table(["speed-up at accept length", "arm", *batches], rows),
-        table(["ms per step at accept length", "arm", *batches], steps),
-    )
-    return "\n\n".join((caption(result), *tables))
+    return [table(["speed-up at accept length", "arm", *batches], rows), table(["ms per step", *batches], steps)]
 
 
 def context(result: Result) -> str:
-    """Speed-up and what breaks even, by context and batch size."""
+    """Speed-up over plain decoding by context and batch size; accept lengths that break even, and those reached."""
     figures = result.figures
     sides, loads = sides_and_loads(figures)
     header = ["context", "batch", "plain, ms per step"]
     columns = [[f"{numbers_in(load)[i]:,}" for load in loads] for i in range(2)]
     columns.append(cells(figures, "step_ms_plain", loads, ".1f"))
-    for arm in arms_of(sides):
-        reached = median(figures[name] for load in loads if (name := f"accept_length_{arm}_{load}") in figures)
-        header += [f"{label(arm)} at accept length {reached:.1f}", "breaks even"]
-        columns += [cells(figures, f"{what}_{arm}", loads) for what in ("speedup", "break_even")]
+    for side in [*arms_of(sides), *(side for side in ("off", "bandit") if side in sides)]:
+        arm, _, simulated = side.partition("_accept_")
+        title = label(arm) if "_" in arm else arm
+        header.append(f"{title} at accept length {simulated}" if simulated else title)
+        columns.append(cells(figures, f"speedup_{side}", loads))
+        if "_" in arm:
+            reached = (cells(figures, f"{what}_{side}", loads) for what in ("break_even", "accept_length"))
+            header.append("needed / reached")
+            columns.append([" / ".join(filter(None, pair)) for pair in zip(*reached, strict=True)])
     return f"{caption(result)}\n\n{table(header, list(zip(*columns, strict=True)))}"
 
 

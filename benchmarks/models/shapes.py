@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.models.padding import Padding, real_layers
-from tlt_server.demo import default_paths, eagle3_path
+from benchmarks.models.workloads import MODELS, WORKLOADS, Workload
 from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.training import model
 from tlt_server.errors import ConfigError
@@ -33,7 +33,6 @@ SHARD_BYTES = 1 << 30
 """Of a weight file at most, if one weight is not larger."""
 RECIPE = "recipe.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-EMBEDDED = dict(zip(("target", "drafter", "drafter_eagle3"), (*default_paths(), eagle3_path()), strict=True))
 
 Recipe = Mapping[str, Any]
 
@@ -82,7 +81,13 @@ class Built:
 
 
 def build(
-    shape: str | Shape, folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str | None = None, seed: int = 0
+    shape: str | Shape,
+    folder: Path,
+    *,
+    workload: Workload = WORKLOADS["demo"],
+    dtype: torch.dtype = torch.bfloat16,
+    device: str | None = None,
+    seed: int = 0,
 ) -> Built:
     """Writes target and drafters to `folder`, or finds there what an equal call has written.
 
@@ -90,6 +95,7 @@ def build(
 
     Args:
         shape: a name in SHAPES, or sizes that the embedded models fit into.
+        workload: whose models.
         dtype: of all weights.
         device: where random numbers are drawn; a GPU if there is one. They differ between a GPU and a CPU.
         seed: of what is random.
@@ -101,22 +107,23 @@ def build(
         if shape not in SHAPES:
             raise ConfigError(f"shape {shape}: not known. Choose one of {', '.join(SHAPES)}")
         shape = SHAPES[shape]
-    small = load_target(EMBEDDED["target"]).shape
+    embedded = {name: workload.models / name for name in MODELS}
+    small = load_target(embedded["target"]).shape
     _check_fits(small, shape)
-    built = Built(**{name: folder / name for name in EMBEDDED})
-    recipe = {"shape": asdict(shape), "dtype": str(dtype), "seed": seed, "sources": _digest()}
+    built = Built(**{name: folder / name for name in MODELS})
+    recipe = {"shape": asdict(shape), "dtype": str(dtype), "seed": seed, "sources": _digest(workload)}
     if folder.exists():
         _check_same(folder, recipe)
         return built
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _check_space(folder, shape, Padding(small, shape, dtype, "meta", seed))
+    _check_space(folder, embedded.values(), shape, Padding(small, shape, dtype, "meta", seed))
     padding = Padding(small, shape, dtype, device or ("cuda" if has_gpu() else "cpu"), seed)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         whole = Path(scratch) / "whole"
-        for name in EMBEDDED:
-            _write(whole / name, _config(name, shape, padding, dtype), _weights(name, shape, padding))
+        for name, source in embedded.items():
+            _write(whole / name, _config(source, shape, padding, dtype), _weights(source, shape, padding))
         for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copyfile(EMBEDDED["target"] / file, whole / "target" / file)
+            shutil.copyfile(embedded["target"] / file, whole / "target" / file)
         (whole / RECIPE).write_text(json.dumps(recipe, indent=2) + "\n")
         whole.rename(folder)
     return built
@@ -144,16 +151,16 @@ def _check_same(folder: Path, recipe: Recipe) -> None:
         raise ConfigError(f"{folder}: exists and is not this model. Remove it, or name another folder")
 
 
-def _check_space(folder: Path, shape: Shape, padding: Padding) -> None:
-    needed = sum(weight.nbytes for name in EMBEDDED for _, weight in _weights(name, shape, padding))
+def _check_space(folder: Path, sources: Iterable[Path], shape: Shape, padding: Padding) -> None:
+    needed = sum(weight.nbytes for source in sources for _, weight in _weights(source, shape, padding))
     free = shutil.disk_usage(folder.parent).free
     if free < needed:
         raise ConfigError(f"{folder}: {needed:,} bytes needed, {free:,} free. Name a folder on a larger disk")
 
 
-def _digest() -> str:
+def _digest(workload: Workload) -> str:
     """Of all that decides what is written: this code and the embedded models."""
-    embedded = [file for folder in EMBEDDED.values() for file in sorted(folder.iterdir())]
+    embedded = [file for name in MODELS for file in sorted((workload.models / name).iterdir())]
     files = [Path(__file__), Path(inspect.getfile(Padding)), *embedded]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -162,16 +169,16 @@ def _has_bias(name: str, shape: Shape) -> bool:
     return shape.bias and name != "drafter_eagle3"  # SGLang's has none at query, key and value
 
 
-def _weights(name: str, shape: Shape, padding: Padding) -> Iterator[tuple[str, Tensor]]:
-    small = {key: weight.float() for key, weight in load_file(EMBEDDED[name] / "model.safetensors").items()}
-    for key, weight in padding.target(small) if name == "target" else padding.drafter(small):
+def _weights(source: Path, shape: Shape, padding: Padding) -> Iterator[tuple[str, Tensor]]:
+    small = {key: weight.float() for key, weight in load_file(source / "model.safetensors").items()}
+    for key, weight in padding.target(small) if source.name == "target" else padding.drafter(small):
         yield key, weight
-        if _has_bias(name, shape) and ".self_attn." in key:
+        if _has_bias(source.name, shape) and ".self_attn." in key:
             yield key.replace("weight", "bias"), weight.new_zeros(len(weight))
 
 
-def _config(name: str, shape: Shape, padding: Padding, dtype: torch.dtype) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((EMBEDDED[name] / "config.json").read_text())
+def _config(source: Path, shape: Shape, padding: Padding, dtype: torch.dtype) -> dict[str, Any]:
+    name, config = source.name, dict[str, Any](json.loads((source / "config.json").read_text()))
     config |= {
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -222,11 +229,18 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("shape", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--workload", choices=WORKLOADS, default="demo")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     try:
-        build(arguments.shape, arguments.folder, dtype=DTYPES[arguments.dtype], seed=arguments.seed)
+        build(
+            arguments.shape,
+            arguments.folder,
+            workload=WORKLOADS[arguments.workload],
+            dtype=DTYPES[arguments.dtype],
+            seed=arguments.seed,
+        )
     except (ConfigError, OSError) as error:
         parser.exit(ConfigError.exit_code, f"{error}\n")
 

@@ -181,9 +181,9 @@ def test_a_run_that_is_broken_off_has_kept_its_whole_rounds(tmp_path: Path, caps
         speedup.gpu_groups(upstream=True),
         speedup.gpu_groups(upstream=False),
         speedup.cpu_groups(),
-        accept_length.groups(accept_length.GPU_GROUPS),
-        accept_length.groups(accept_length.CPU_GROUPS),
-        [context.sides()],
+        [accept_length.sides(accept_length.GPU_PAIRS)],
+        [accept_length.sides(accept_length.CPU_PAIRS)],
+        [context.sides([1, 8])],
     ],
 )
 def test_every_group_has_its_own_plain_side(groups: Sequence[Sequence[Side]]) -> None:
@@ -217,9 +217,11 @@ def test_too_little_memory_is_said_before_anything_starts() -> None:
 
 def test_prompts_differ_and_longer_ones_begin_as_shorter_ones() -> None:
     models = Models(TARGET, DRAFTER)
-    short, long = models.prompts(4, 64), models.prompts(4, 256)
+    asked, short, long = models.prompts(4), models.prompts(4, 64), models.prompts(4, 256)
     assert [len(each) for each in short + long] == [64] * 4 + [256] * 4
-    assert [each[:64] for each in long] == short
+    for problem, some, more in zip(asked, short, long, strict=True):
+        assert some[-len(problem) :] == more[-len(problem) :] == problem
+        assert some[: -len(problem)] == more[: 64 - len(problem)]
     assert len({each[:24] for each in short}) == 4
 
 

@@ -128,9 +128,9 @@ def test_figures_of_one_origin_are_not() -> None:
 
 
 def test_every_side_is_found_and_named_as_its_arm() -> None:
-    accepted = accept_length.groups(accept_length.GPU_GROUPS)
-    groups = [*speedup.gpu_groups(True), *speedup.cpu_groups(), context.sides()]
-    for side in (side for group in [*groups, *accepted] for side in group):
+    accepted = accept_length.sides(accept_length.GPU_PAIRS)
+    groups = [*speedup.gpu_groups(True), *speedup.cpu_groups(), context.sides([1, 8]), accepted]
+    for side in (side for group in groups for side in group):
         for load in ("batch_16", "context_512_batch_8"):
             assert tables.sides_and_loads({f"tokens_per_s_{side.name}_{load}": 1.0}) == ([side.name], [load])
         if tables.arms_of([side.name], "upstream_" if side.upstream else ""):

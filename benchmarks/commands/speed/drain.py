@@ -11,11 +11,13 @@
 3. all steps that arms by themselves took in this run are replayed: the oracle has the best of them at each batch size
 
 Each response is as long as one that is kept, past its end if need be. With --natural it ends where the model ends it,
-groups of 8 share a prompt, SGLang's static chain 7 is the peer, and the bandit drains warm and from a cold start. Then
-responses differ in length from drain to drain, so that times are held against plain decoding of the same lengths.
+groups of 8 share a prompt, and the bandit drains warm and from a cold start, beside each arm by itself and SGLang's
+static chains; an arm that lags in the first round has no others. Then responses differ in length from drain to drain,
+so that times are held against plain decoding of the same lengths.
 """
 
 import argparse
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +27,9 @@ from pathlib import Path
 from benchmarks.commands.speed.strategy import ADAPTIVE, BANDIT, RESERVED, sides
 from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, out, parser, positive
-from benchmarks.lib.comparison import PLAIN
-from benchmarks.lib.drained import COLD, ELASTIC, STATIC, TABLE, Drained, drain_figures, summary
-from benchmarks.lib.draining import Speeds, decode_steps
+from benchmarks.lib.comparison import LAGS, PLAIN
+from benchmarks.lib.drained import COLD, ELASTIC, TABLE, Drained, drain_figures, summary
+from benchmarks.lib.draining import DecodeStep, Speeds, decode_steps
 from benchmarks.lib.servers import Answer, Request, logging_steps
 from benchmarks.lib.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
 from benchmarks.lib.strategies import Strategies, by_batch, name_of_choice, selection
@@ -36,7 +38,6 @@ from tlt_server.config import Arm
 from tlt_server.engine.decode.steplog import read_steps
 from tlt_server.errors import ServerFailed
 from tlt_server.launch import has_gpu
-from tlt_server.preflight import read_config
 from tlt_server.process import tail
 from tlt_server.results import Figures, Result
 
@@ -48,24 +49,26 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CPU_SIZES = (1, 2, 4, 8, 16, 32)
 SWEEPS = 2
 TIMES = 4  # a round, of a side that changes arms
+NATURAL_TIMES = 2
+NATURAL_PEERS = {Arm(3, 1, 4): 512, Arm(7, 1, 8): 128}  # SGLang's, each up to so many requests: more would not fit
 NATURAL_GROUP = 8
 NATURAL_HELD = 512  # tokens of KV cache a request: a few are far longer while most have ended
 NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")  # nor does SGLang keep room for all to be as long as allowed
 
 
 def natural(models: Models, count: int, shorter: int = 1) -> list[Request]:
-    """Requests to the embedded task in groups, each to its natural end; run-ons end at half of the model's context."""
+    """Requests to the workload's task in groups, each to its natural end; run-ons end where the workload says."""
     prompts = models.prompts(-(-count // NATURAL_GROUP))
-    most = int(read_config(models.target)["max_position_embeddings"]) // 2 // shorter
+    most = models.workload.longest // shorter
     return [(prompts[i // NATURAL_GROUP], {"temperature": 1.0, "max_new_tokens": most}) for i in range(count)]
 
 
 def recorded(models: Models, count: int, shorter: int = 1) -> list[Request]:
-    """Requests to the embedded task, each as long as one of the embedded target's own responses to that problem.
+    """Requests to the workload's task, each as long as one of its target's own responses to that problem.
 
     The same lengths for every side, past every end: else what each samples would decide how much it has to do.
     """
-    prompts, lengths = models.prompts(PROBLEMS), kept()
+    prompts, lengths = models.prompts(PROBLEMS), kept(models.workload)
     pairs = [(i, i * GROUP + j) for j in range(GROUP) for i in range(PROBLEMS)][:count]
     lasts = [(prompts[i], max(2, (lengths[at].total - lengths[at].prompt) // shorter)) for i, at in pairs]
     return [(prompt, {"temperature": 1.0, "max_new_tokens": n, "ignore_eos": True}) for prompt, n in lasts]
@@ -145,25 +148,38 @@ def rivals(known: Speeds, lengths: Sequence[int], most: Mapping[Arm, int]) -> li
     return [by_batch(ELASTIC, tuple(most), {1: arm, threshold + 1: None}), by_batch(TABLE, tuple(most), best)]
 
 
-def drains(bench: Bench, what: str, group: Sequence[Side], sizes: Sequence[int], rounds: int) -> Iterator[Figures]:
+def drains(
+    bench: Bench, what: str, group: Sequence[Side], sizes: Sequence[int], rounds: int, *, natural: bool = False
+) -> Iterator[Figures]:
     """All figures of one batch, after each round. what: the batch, in their names."""
     fixed = [side for side in group if side.arms and not side.learns]
     for side in group:
         bench.warm_up(side)
-    swept = [drained for side in fixed for drained in bench.drains(side, SWEEPS)]
-    seen = [step for drained in swept for step in decode_steps(drained.steps)]
-    limits = {side.name: side.max_batch for side in fixed}
-    most = {arm: limits[name_of(arm)] for arm in fixed[0].arms}
-    everyone = [*group, *rivals(Speeds(seen, sizes), swept[0].lengths, most)]
-    changing = [side for side in everyone if side.arms and side not in fixed]
+    seen, asked = list[DecodeStep](), list(group)
+    if not natural:
+        swept = [drained for side in fixed for drained in bench.drains(side, SWEEPS)]
+        seen += [step for drained in swept for step in decode_steps(drained.steps)]
+        limits = {side.name: side.max_batch for side in fixed}
+        most = {arm: limits[name_of(arm)] for arm in fixed[0].arms}
+        asked += rivals(Speeds(seen, sizes), swept[0].lengths, most)
+    changing = [side for side in asked if side.arms and side not in fixed]
     found: dict[str, list[list[Drained]]] = defaultdict(list)
     for number in range(rounds):
-        first = number % len(everyone)
-        for side in [*everyone[first:], *everyone[:first]]:
-            found[side.name].append(bench.drains(side, TIMES if side in changing else 1))
-        seen += [step for side in fixed for each in found[side.name][-1] for step in decode_steps(each.steps)]
+        first = number % len(asked)
+        for side in [*asked[first:], *asked[:first]]:
+            drained = bench.drains(side, (NATURAL_TIMES if natural else TIMES) if side in changing else 1)
+            found[side.name].append(drained)
+            seen += [step for each in drained if side in fixed for step in decode_steps(each.steps)]
         figures = drain_figures(found, [side.name for side in fixed], Speeds(seen, sizes), what)
+        asked = [side for side in asked if not natural or side not in fixed or not lags(side, figures, what)]
         yield figures | {f"rounds_{what}": number + 1}
+
+
+def lags(side: Side, figures: Figures, what: str) -> bool:
+    """Whether an arm drains so much later than the best side that further rounds would decide nothing."""
+    end = f"_drain_{what}"
+    over = [v for name, v in figures.items() if re.fullmatch(rf"speedup_(?!min_|max_)\w+{end}", name)]
+    return side.drafts and figures[f"speedup_{side.name}{end}"] < LAGS * max(over)
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
@@ -174,9 +190,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     step_log = logs / "steps.jsonl"
     flags = tuple(logging_steps(step_log))
     known = sides(sizes, bool(arguments.upstream), arguments.smoke)
-    if arguments.natural:
-        known = [_static(side) if side.name == ADAPTIVE else side for side in known]
-        known += [replace(side, name=COLD) for side in known if side.name == BANDIT]
+    known = _natural_sides(known, max(counts)) if arguments.natural else known
     group = [replace(side, flags=flags) if side.arms else side for side in known]
     shorter = 4 if arguments.smoke else 1
     work = natural if arguments.natural else recorded
@@ -191,16 +205,25 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
             bench = Bench(servers, strategies, requests, step_log)
             captured = [size for size in sizes if size <= count]
             what = f"natural_{count}" if arguments.natural else str(count)
-            for found in drains(bench, what, group, captured, 1 if arguments.smoke else arguments.rounds):
+            rounds = 1 if arguments.smoke else arguments.rounds
+            for found in drains(bench, what, group, captured, rounds, natural=arguments.natural):
                 figures |= found
                 asked = [servers[side.server] for side in servers_of(group)]
                 totals = {"requests": sum(s.requests for s in asked), "failed_requests": sum(s.failed for s in asked)}
                 yield figures | totals
 
 
-def _static(adaptive: Side) -> Side:
-    """In its place; of both, servers would not fit on a card."""
-    return replace(adaptive, name=STATIC, arm=Arm(7, 1, 8), flags=())
+def _natural_sides(known: Sequence[Side], most: int) -> list[Side]:
+    """Peers with an arm each instead of the adaptive one, and the bandit once more, from a cold start."""
+    peers = [
+        replace(side, name=f"upstream_{name_of(arm)}", arm=arm, flags=())
+        for side in known
+        if side.name == ADAPTIVE
+        for arm, fits in NATURAL_PEERS.items()
+        if most <= fits
+    ]
+    kept = [side for side in known if side.name not in (ADAPTIVE, "paper")]
+    return [*kept, *(replace(side, name=COLD) for side in kept if side.name == BANDIT), *peers]
 
 
 def _held(requests: Sequence[Request], *, natural: bool) -> int:

@@ -23,8 +23,8 @@ from tlt_client.schemas import Selection
 from benchmarks.commands.speed.speedup import BATCHES, CHAINS, TOKENS
 from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, parser, positive
-from benchmarks.lib.comparison import PLAIN, Measured, measuring, totals
-from benchmarks.lib.decoding import Load, Window
+from benchmarks.lib.comparison import PLAIN, Measured, mean_rate, measuring, totals
+from benchmarks.lib.decoding import Load
 from benchmarks.lib.sides import Side, Site
 from benchmarks.lib.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
@@ -55,13 +55,6 @@ def sides(sizes: Sequence[int], upstream: bool, smoke: bool) -> list[Side]:
     peer = Side(ADAPTIVE, CHAINS[-1], upstream=True, flags=("--speculative-adaptive",))
     plain = Side(PLAIN, max_batch=sizes[-1])
     return [plain, *fixed(most, sizes[-1]), *learning(arms), *([peer] if upstream else [])]
-
-
-def mean_rate(windows: Sequence[Window]) -> float:
-    """Tokens/s over all windows together, which are of equally many steps. A median would pass over the steps in which
-    a bandit explores."""
-    tokens = sum(window.accept_length for window in windows)
-    return tokens / sum(window.accept_length / window.tokens_per_s for window in windows)
 
 
 def ratios(found: Measured, side: str, base: str, load: str) -> list[float]:

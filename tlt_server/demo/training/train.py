@@ -181,7 +181,8 @@ def drafter_loss(target: Target, network: Network, rollouts: list[Sequence], bud
 def _report(out: Path, figures: dict[str, float]) -> None:
     sizes = {f"bytes_{path.parent.name}": path.stat().st_size for path in out.glob("*/model.safetensors")}
     rounded = {name: round(value, 4) for name, value in figures.items()}
-    write(measured_here("demo_training", sys.argv, rounded | sizes), out / "figures.json")
+    command = ["python", "-m", "tlt_server.demo.training.train", *sys.argv[1:]]
+    write(measured_here("demo_training", command, rounded | sizes), out / "figures.json")
     print((out / "figures.json").read_text())  # noqa: T201
 
 
