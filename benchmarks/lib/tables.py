@@ -136,7 +136,7 @@ def accept_length(result: Result) -> str:
     natural = [
         [name.removeprefix("accept_length_").replace("_", " "), f"{value:.2f}"]
         for name, value in result.figures.items()
-        if name.startswith("accept_length_natural_") or "_at_" in name
+        if name.startswith("accept_length_natural_") or "_at_" in name.removeprefix("accept_length_at_")
     ]
     sides, loads = sides_and_loads(result.figures)
     made = [caption(result)] + ([table(["tokens a verify pass", ""], natural)] if natural else [])

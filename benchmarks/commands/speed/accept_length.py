@@ -13,10 +13,12 @@ that one length for each chain tells the others.
 """
 
 import argparse
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.commands.speed.drain import NATURAL_FLAGS
 from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, out, parser
 from benchmarks.lib.comparison import PLAIN, measure, side_figures, totals
@@ -37,10 +39,10 @@ TOKENS = 256
 
 CHAIN_3, CHAIN_7 = Arm(3, 1, 4), Arm(7, 1, 8)
 NATURAL_ARMS = (CHAIN_3, CHAIN_7, Arm(5, 4, 16), Arm(8, 4, 32))
-AT_ONCE = (1, 2, 4, 8, 16, 32, 64)  # requests; an arm is asked as many as it has graphs for
+AT_ONCE = (1, 4, 16, 64, 256)  # requests; an arm is asked as many as it has graphs for, which then drain
 RESPONSES, GROUP = 512, 8
 LONGEST = 4096  # tokens of a response: beyond it a few requests would take most of the time
-ROOM = 128  # of a request: prompt, and what speculation reserves
+HELD = 1024  # tokens of KV cache a request: a few are longer while most have ended
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ CASES = (
     Case("natural_{}_temperature_06", {"temperature": 0.6}),
     Case("natural_{}_top_p_095", {"temperature": 1.0, "top_p": 0.95}),
     Case("{}_at_1024", {"temperature": 1.0}, context=1024),
-    Case("{}_at_16384", {"temperature": 1.0}, RESPONSES // 4, context=16_384),
+    Case("{}_at_16384", {"temperature": 1.0}, RESPONSES // 8, context=16_384),
 )
 SMOKE_CASES = (Case("natural_{}", {"temperature": 1.0}, 8), Case("{}_at_512", {"temperature": 1.0}, 8, context=512))
 MOST_CONTEXTS = 16  # at once, and different ones; each is asked several times
@@ -94,19 +96,19 @@ def natural(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterat
     sizes = AT_ONCE if whole else AT_ONCE[:3]
     most = {arm: sizes_of(arm, sizes)[-1] if has_gpu() else sizes[-1] for arm in arms}
     group = [side for side in fixed(most, sizes[-1]) if side.drafts]
-    each = longest + ROOM
-    held = max(each * sizes[-1], (max(case.context or 0 for case in cases) + each) * MOST_CONTEXTS)
-    site = Site(models.target, models.drafter, logs, sizes, held)
+    held = max(HELD * sizes[-1], (max(case.context or 0 for case in cases) + HELD) * MOST_CONTEXTS)
+    site = Site(models.target, models.drafter, logs, sizes, held, flags=NATURAL_FLAGS)
     figures: Figures = {}
     strategies = Strategies()
     with side_by_side(group, site) as servers:
         server = servers[group[0].server]
         for side in group:
             for case in cases if side.name.startswith("chain") else cases[:1]:
+                began = time.monotonic()
                 with awake(server), strategies.active(server, side):
                     accepted = _accepted(server, models, case, longest, side.max_batch)
                 figures[f"accept_length_{case.figure.format(side.name)}"] = accepted
-                out.print(f"{case.figure.format(side.name)}: {accepted:.3f}")
+                out.print(f"{case.figure.format(side.name)}: {accepted:.3f}, in {time.monotonic() - began:.0f} s")
                 yield figures | {"requests": server.requests, "failed_requests": server.failed}
 
 
@@ -116,7 +118,8 @@ def _accepted(server: Server, models: Models, case: Case, longest: int, most: in
     prompts = models.prompts(different, case.context) * (case.responses // different)
     params = {**case.sampling, "max_new_tokens": longest}
     at_once = most if case.context is None else min(most, MOST_CONTEXTS)
-    answers = server.ask([(prompt, params) for prompt in prompts], at_once=at_once)
+    # in waves: with prompts so short, requests that follow one another would be prefilled for most of the time
+    answers = server.ask([(prompt, params) for prompt in prompts], at_once=at_once, together=at_once)
     made = [answer["meta_info"] for answer in answers if answer is not None]
     if len(made) < len(answers):
         raise ServerFailed(
