@@ -53,6 +53,7 @@ rm -rf flashinfer/data/cccl/{benchmarks,ci,docs,python,test} flashinfer/data/ccc
 find . -type d -name tests -prune -exec rm -rf {} +
 # sgl_kernel's hold device code and are left as they came
 find . -name '*.so' -size +300k -not -path './sgl_kernel/*' -exec strip --strip-unneeded {} +
-tar c . | xz -T0 -7 >"$out/site.tar.xz"
+# older than what flashinfer compiled on an earlier host, which a later one takes as it is then
+tar c --mtime=2000-01-01 . | xz -T0 -7 >"$out/site.tar.xz"
 (cd "$here/../.." && "$python" -c 'from tlt_server.results import git_revision; print(git_revision())') >"$out/REVISION"
 ls -l "$out"/{site.tar.xz,upstream.tar.gz,REVISION}

@@ -46,8 +46,8 @@ class Measured:
 def mean_rate(windows: Sequence[Window]) -> float:
     """Tokens/s over all windows together, which are of equally many steps. A median would pass over the steps in which
     a bandit explores."""
-    tokens = sum(window.accept_length for window in windows)
-    return tokens / sum(window.accept_length / window.tokens_per_s for window in windows)
+    tokens = [window.batch * window.accept_length for window in windows]
+    return sum(tokens) / sum(n / window.tokens_per_s for n, window in zip(tokens, windows, strict=True))
 
 
 def _rate(windows: Sequence[Window]) -> float:
@@ -136,7 +136,7 @@ def _measure_group(
     for side in group:  # the first time, kernels are compiled and prompts prefilled
         for load in _asked(side, loads):
             tick(side, load)
-            give(side, replace(load, tokens=24, waves=1), warm=False)
+            give(side, load.warm_up, warm=False)
     windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
     selections: dict[tuple[str, str], list[Selection]] = defaultdict(list)
     for round_ in range(rounds):

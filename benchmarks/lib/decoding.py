@@ -7,7 +7,7 @@ it. The first one after the prefill spans the prefill too, the last one how requ
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from benchmarks.lib.servers import Request
@@ -42,23 +42,30 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What each side is asked: all prompts at once, `tokens` tokens each, at temperature 1, past every end.
+    """What each side is asked at temperature 1: all prompts at once, `tokens` tokens each, past every end.
 
     waves: how often, one after another: what a few requests sample decides much.
+    closed: so many requests in flight instead, each to its natural end, for so many seconds.
     """
 
     name: str
     prompts: Sequence[Tokens]
     tokens: int
     waves: int = 1
+    closed: tuple[int, float] | None = None
 
     @property
     def batch(self) -> int:
-        return len(self.prompts)
+        return self.closed[0] if self.closed else len(self.prompts)
+
+    @property
+    def warm_up(self) -> "Load":
+        """As little as has kernels compiled and prompts prefilled."""
+        return replace(self, prompts=self.prompts[: self.batch], tokens=24, waves=1, closed=None)
 
     @property
     def requests(self) -> list[Request]:
-        params = {"temperature": 1.0, "max_new_tokens": self.tokens, "ignore_eos": True}
+        params = {"temperature": 1.0, "max_new_tokens": self.tokens, "ignore_eos": not self.closed}
         return [(prompt, params) for prompt in self.prompts]
 
 
@@ -80,9 +87,14 @@ def steady(found: Sequence[Window], batch: int) -> list[Window]:
 def decode(server: SideServer, load: Load) -> list[Window]:
     """The steady windows of one load; empty if it was too short, or a request failed.
 
-    A prompt that the server has seen lies in its cache, so that a second time all requests start at once.
+    A prompt that the server has seen lies in its cache, so that a second time all requests start at once. In a closed
+    loop those in which new ones are prefilled count too.
     """
-    found = []
+    found = list[Window]()
+    if load.closed:
+        before = server.log.stat().st_size
+        server.keep_busy(load.requests, *load.closed)
+        return windows(logged(server, before))[1:-1]
     for _ in range(load.waves):
         before = server.log.stat().st_size
         server.ask(load.requests, at_once=load.batch, together=load.batch)

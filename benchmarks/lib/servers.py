@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import httpx
@@ -33,10 +35,12 @@ GRAPHS = {
     "draft_extend": "captured draft-extend",
 }
 
-KEPT = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
-"""As httpx has them, but for the last: a server closes a connection that was idle for 5 s, and one that is used again
-at that moment loses the request."""
+KEPT = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
+"""As many at once as are asked for. A server closes a connection that was idle for 5 s, and one that is used again at
+that moment loses the request: so an idle one is kept for less."""
 
+ABORT_EVERY = 0.1
+"""Seconds: an abort may overtake the request that it is for, and is said again."""
 Request = tuple[Tokens, Mapping[str, Any]]
 """Prompt and sampling parameters."""
 Answer = dict[str, Any]
@@ -69,6 +73,32 @@ class Server:
         self.requests += len(answers)
         self.failed += answers.count(None)
         return answers
+
+    def keep_busy(self, requests: Sequence[Request], at_once: int, seconds: float) -> None:
+        """Always so many in flight, the requests in turn and over again; what runs at the end is aborted."""
+        following, ended = cycle(requests), Event()
+
+        def ask(_: int) -> int:
+            answered = 0
+            while not ended.is_set():
+                prompt, params = next(following)
+                body = {"input_ids": prompt, "sampling_params": params}
+                self.http.post(f"{self.url}/generate", json=body).raise_for_status()
+                answered += 1
+            return answered
+
+        with ThreadPoolExecutor(at_once) as pool:
+            loops = [pool.submit(ask, number) for number in range(at_once)]
+            time.sleep(seconds)
+            ended.set()
+            while wait(loops, ABORT_EVERY).not_done:
+                self.http.post(f"{self.url}/abort_request", json={"abort_all": True}).raise_for_status()
+        for loop in loops:
+            if error := loop.exception():  # the network's edge, as in `_post`
+                logging.warning("a closed loop broke off: %s", error)
+                self.failed += 1
+            else:
+                self.requests += loop.result()
 
     def _post(self, part: Sequence[Request], fields: Mapping[str, Any]) -> Sequence[Answer | None]:
         prompts, params = zip(*part, strict=True)

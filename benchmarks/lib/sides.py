@@ -34,7 +34,7 @@ GPU_FLAGS = [
 PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
 OVERHEAD_GB = {
-    "gpu": {"plain": 5, "speculation": 10, "further_arm": 1.5},
+    "gpu": {"plain": 5, "speculation": 8, "further_arm": 0.75},
     "cpu": {"plain": 1.5, "speculation": 1.5, "further_arm": 0},
 }
 LOG_INTERVAL = 8  # decode steps that the server sums up in one line of its log

@@ -170,7 +170,7 @@ def test_any_model_fits_into_any_larger_one(pair: tuple[model.Shape, model.Shape
 )
 def test_it_has_as_many_parameters_as_the_real_one(name: str, parameters: int, small: Target) -> None:
     padding = Padding(small.shape, SHAPES[name], torch.bfloat16, "meta", 0)
-    weights = dict(shapes._weights("target", SHAPES[name], padding))
+    weights = dict(shapes._weights(default_paths()[0], SHAPES[name], padding))
     assert sum(weight.numel() for weight in weights.values()) == parameters
 
 

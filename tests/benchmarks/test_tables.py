@@ -38,6 +38,8 @@ CONTEXTS = {
     ("chain_3", "context_8192_batch_1"): 1.5,
     ("chain_7", "context_8192_batch_1"): 2.0,
     ("chain_3", "context_32768_batch_32"): 2.5,
+    ("chain_3_accept_3", "context_32768_batch_32"): 1.25,
+    ("bandit", "context_8192_batch_1"): 3.0,
 }
 
 
@@ -134,14 +136,17 @@ def test_every_side_is_found_and_named_as_its_arm() -> None:
         for load in ("batch_16", "context_512_batch_8"):
             assert tables.sides_and_loads({f"tokens_per_s_{side.name}_{load}": 1.0}) == ([side.name], [load])
         if tables.arms_of([side.name], "upstream_" if side.upstream else ""):
-            assert side.arm
-            numbers = f"{side.arm.num_steps},{side.arm.topk},{side.arm.num_draft_tokens}"
+            arm = side.arm or (side.strategy and side.strategy.pinned)
+            assert arm
+            numbers = f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}"
             assert tables.label(side.name).split()[1] == numbers
 
 
 def test_numbers_order_arms_and_loads() -> None:
     assert tables.sides_and_loads(made("speedup", SPEEDUPS).figures)[1] == ["batch_2", "batch_16"]
-    assert tables.sides_and_loads(made("context", CONTEXTS).figures)[0] == ["chain_3", "chain_7", "plain"]
+    assert tables.sides_and_loads(made("context", CONTEXTS).figures)[0] == [
+        *("bandit", "chain_3", "chain_7", "chain_3_accept_3", "plain"),
+    ]
 
 
 def test_caption_says_where_the_figures_are_from() -> None:
@@ -196,22 +201,31 @@ def test_accept_length() -> None:
         ["8", "chain 7,1,8", "2.00", "1.00"],
         ["breaks even", "chain 1,1,2", "2.00", ""],
         ["breaks even", "chain 7,1,8", "1.50", "3.00"],
-        ["ms per step at accept length", "arm", "batch 1", "batch 32"],
-        ["---", "--:", "--:", "--:"],
-        ["2", "chain 7,1,8", "12.50", ""],
-        ["8", "chain 7,1,8", "12.50", "12.50"],
+        ["ms per step", "batch 1", "batch 32"],
+        ["---", "--:", "--:"],
+        ["chain 1,1,2", "12.50", ""],
+        ["chain 7,1,8", "12.50", "12.50"],
     ]
+    natural = {
+        "accept_length_natural_chain_3": 3.57,
+        "accept_length_chain_3_at_1024": 3.5,
+        "accept_length_at_1024": 3.5,
+    }
+    both = msgspec.structs.replace(MADE["accept_length"], figures=MADE["accept_length"].figures | natural)
+    assert rows(tables.accept_length(both))[2:4] == [["natural chain 3", "3.57"], ["chain 3 at 1024", "3.50"]]
 
 
 def test_context() -> None:
     header, _, *cells = rows(tables.context(MADE["context"]))
     assert header[3:] == [
-        *("chain 3,1,4 at accept length 3.0", "breaks even"),
-        *("chain 7,1,8 at accept length 3.0", "breaks even"),
+        *("chain 3,1,4", "needed / reached"),
+        *("chain 7,1,8", "needed / reached"),
+        *("chain 3,1,4 at accept length 3", "needed / reached"),
+        "bandit",
     ]
     assert cells == [
-        ["8,192", "1", "12.5", "1.50", "2.00", "2.00", "1.50"],
-        ["32,768", "32", "12.5", "2.50", "1.20", "", ""],
+        ["8,192", "1", "12.5", "1.50", "2.00 / 3.00", "2.00", "1.50 / 3.00", "", "", "3.00"],
+        ["32,768", "32", "12.5", "2.50", "1.20 / 3.00", "", "", "1.25", "2.40 / 3.00", ""],
     ]
 
 
@@ -226,7 +240,9 @@ def test_plots_show_the_figures() -> None:
     assert drawn["tree 5,4,16"] == [[2], [2.125]]
     assert drawn["SGLang, adaptive"] == [[16], [0.5]]
     assert [list(values) for values in lines(MADE["accept_length"])["8 with chain 7,1,8"]] == [[1, 32], [2.0, 1.0]]
-    assert [list(values) for values in lines(MADE["context"])["chain 3,1,4, batch 32"]] == [[32_768], [1.2]]
+    drawn = {label: [list(values) for values in data] for label, data in lines(MADE["context"]).items()}
+    assert drawn["bandit, batch 1"] == [[8192], [3.0]]
+    assert drawn["chain 3,1,4 accepting 3, batch 32"] == [[32_768], [1.25]]
 
 
 def test_plots_have_bands_from_the_slowest_round_to_the_fastest() -> None:

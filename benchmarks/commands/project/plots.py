@@ -47,15 +47,17 @@ def accept_length(axes: Axes, figures: Figures) -> None:
 
 
 def context(axes: Axes, figures: Figures) -> None:
-    """The accept length that breaks even by context, a line for each arm and batch size."""
+    """By context, a line for each batch size: of the bandit and of a simulated chain; of each arm where neither is."""
     sides, loads = sides_and_loads(figures)
     batches = sorted({numbers_in(load)[1] for load in loads})
-    for side, linestyle in zip(arms_of(sides), ("-", "--"), strict=True):
+    shown = [side for side in sides if side == "bandit" or "_accept_" in side] or arms_of(sides)
+    for side, linestyle in zip(shown, ("-", "--"), strict=True):
+        name, _, length = side.partition("_accept_")
+        title = f"{label(name) if '_' in name else name}{f' accepting {length}' if length else ''}"
         for batch, colour in zip(batches, COLOURS, strict=False):
-            points = _points(figures, f"break_even_{side}", [load for load in loads if numbers_in(load)[1] == batch])
-            style = {"label": f"{label(side)}, batch {batch}", "color": colour, "linestyle": linestyle}
-            axes.plot(*points, marker="o", ms=3, **style)
-    axes.set(xlabel="tokens of context", ylabel="accept length that breaks even")
+            points = _points(figures, f"speedup_{side}", [load for load in loads if numbers_in(load)[1] == batch])
+            axes.plot(*points, marker="o", ms=3, label=f"{title}, batch {batch}", color=colour, linestyle=linestyle)
+    axes.set(xlabel="tokens of context", ylabel="speed-up over plain decoding", ylim=(0, None))
 
 
 def _line(axes: Axes, figures: Figures, side: str, loads: Sequence[str], **style: Any) -> None:

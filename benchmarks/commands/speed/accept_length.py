@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.commands.speed.drain import NATURAL_FLAGS
+from benchmarks.commands.speed.strategy import NATURAL_FLAGS
 from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, out, parser
 from benchmarks.lib.comparison import PLAIN, measure, side_figures, totals

@@ -24,7 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.commands.speed.strategy import ADAPTIVE, BANDIT, RESERVED, sides
+from benchmarks.commands.speed.strategy import (
+    ADAPTIVE,
+    BANDIT,
+    NATURAL_FLAGS,
+    NATURAL_HELD,
+    RESERVED,
+    sides,
+)
 from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, out, parser, positive
 from benchmarks.lib.comparison import LAGS, PLAIN
@@ -52,8 +59,6 @@ TIMES = 4  # a round, of a side that changes arms
 NATURAL_TIMES = 2
 NATURAL_PEERS = {Arm(3, 1, 4): 512, Arm(7, 1, 8): 128}  # SGLang's, each up to so many requests: more would not fit
 NATURAL_GROUP = 8
-NATURAL_HELD = 512  # tokens of KV cache a request: a few are far longer while most have ended
-NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")  # nor does SGLang keep room for all to be as long as allowed
 
 
 def natural(models: Models, count: int, shorter: int = 1) -> list[Request]:
@@ -189,8 +194,11 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     counts = arguments.requests or every
     step_log = logs / "steps.jsonl"
     flags = tuple(logging_steps(step_log))
-    known = sides(sizes, bool(arguments.upstream), arguments.smoke)
-    known = _natural_sides(known, max(counts)) if arguments.natural else known
+    static = [arm for arm, most in NATURAL_PEERS.items() if arguments.natural and max(counts) <= most]
+    known = sides(sizes, bool(arguments.upstream), arguments.smoke, static)
+    if arguments.natural:  # no server for the adaptive peer: with the static ones, it would not fit
+        known = [side for side in known if side.name not in (ADAPTIVE, "paper")]
+        known += [replace(side, name=COLD) for side in known if side.name == BANDIT]
     group = [replace(side, flags=flags) if side.arms else side for side in known]
     shorter = 4 if arguments.smoke else 1
     work = natural if arguments.natural else recorded
@@ -211,19 +219,6 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
                 asked = [servers[side.server] for side in servers_of(group)]
                 totals = {"requests": sum(s.requests for s in asked), "failed_requests": sum(s.failed for s in asked)}
                 yield figures | totals
-
-
-def _natural_sides(known: Sequence[Side], most: int) -> list[Side]:
-    """Peers with an arm each instead of the adaptive one, and the bandit once more, from a cold start."""
-    peers = [
-        replace(side, name=f"upstream_{name_of(arm)}", arm=arm, flags=())
-        for side in known
-        if side.name == ADAPTIVE
-        for arm, fits in NATURAL_PEERS.items()
-        if most <= fits
-    ]
-    kept = [side for side in known if side.name not in (ADAPTIVE, "paper")]
-    return [*kept, *(replace(side, name=COLD) for side in kept if side.name == BANDIT), *peers]
 
 
 def _held(requests: Sequence[Request], *, natural: bool) -> int:

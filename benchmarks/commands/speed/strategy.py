@@ -7,6 +7,9 @@
 Side by side on one machine: a server without speculation; one with several arms, which decodes by each of them alone,
 by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and SGLang's --speculative-adaptive. Sides
 that lag far behind the best at a batch size are asked in every fourth round only.
+
+Requests all run at once, past their ends. With --natural so many are always in flight instead, each to its natural end,
+and SGLang's static chains stand beside the others.
 """
 
 import argparse
@@ -25,7 +28,7 @@ from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, parser, positive
 from benchmarks.lib.comparison import PLAIN, Measured, mean_rate, measuring, totals
 from benchmarks.lib.decoding import Load
-from benchmarks.lib.sides import Side, Site
+from benchmarks.lib.sides import Side, Site, name_of
 from benchmarks.lib.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
@@ -38,6 +41,11 @@ MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/
 ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
+NATURAL_SECONDS, SMOKE_SECONDS = 4.0, 4.0  # of a visit
+NATURAL_HELD = 512  # tokens of KV cache a request: a few are far longer while most have ended
+NATURAL_LEAST = 16_384  # and at least, for one that runs on
+NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")  # nor does SGLang keep room for all to be as long as allowed
+NATURAL_PEERS = {Arm(3, 1, 4): 512, Arm(7, 1, 8): 64}  # SGLang's, each up to so many requests: more would not fit
 ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
 LEARN = ("paper", BANDIT)
@@ -48,13 +56,14 @@ WAVES = {FEW: 4, max(BATCHES): 2}  # at least, up to so many requests: a wave is
 _SPEEDUP = re.compile(r"speedup_(?!min_|max_)(\w+)_batch_(\d+)")
 
 
-def sides(sizes: Sequence[int], upstream: bool, smoke: bool) -> list[Side]:
-    """All sides, the plain one first, of servers that run batches of these sizes."""
+def sides(sizes: Sequence[int], upstream: bool, smoke: bool, static: Sequence[Arm] = ()) -> list[Side]:
+    """All sides, the plain one first, of servers that run batches of these sizes. static: SGLang's arms beside it."""
     arms = ARMS if has_gpu() else CPU_ARMS[1:3] if smoke else CPU_ARMS
     most = {arm: sizes_of(arm, sizes)[-1] if has_gpu() else sizes[-1] for arm in arms}
     peer = Side(ADAPTIVE, CHAINS[-1], upstream=True, flags=("--speculative-adaptive",))
     plain = Side(PLAIN, max_batch=sizes[-1])
-    return [plain, *fixed(most, sizes[-1]), *learning(arms), *([peer] if upstream else [])]
+    peers = [peer, *(Side(f"upstream_{name_of(arm)}", arm, upstream=True) for arm in static)]
+    return [plain, *fixed(most, sizes[-1]), *learning(arms), *(peers if upstream else [])]
 
 
 def ratios(found: Measured, side: str, base: str, load: str) -> list[float]:
@@ -150,25 +159,39 @@ def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
     return Load(name, prompts, length_at(batch), max(least, AT_LEAST // batch))
 
 
+def natural_load(models: Models, batch: int, smoke: bool) -> Load:
+    """So many requests in flight, of the same problems in the same order for every side."""
+    seconds = SMOKE_SECONDS if smoke else NATURAL_SECONDS
+    return Load(f"batch_{batch}", models.prompts(2 * max(BATCHES)), models.workload.longest, closed=(batch, seconds))
+
+
 def length_at(batch: int) -> int:
     """Tokens of each response where so many requests run at once."""
     return 2 * TOKENS if batch <= FEW else TOKENS
 
 
-def held_at(sizes: Sequence[int]) -> int:
+def held_at(sizes: Sequence[int], *, natural: bool = False) -> int:
     """Tokens that a KV cache needs to hold for any of these batches."""
-    return max(size * (length_at(size) + RESERVED) for size in sizes)
+    longest = {size: size * ((NATURAL_HELD if natural else length_at(size)) + RESERVED) for size in sizes}
+    return max(*longest.values(), NATURAL_LEAST if natural else 0)
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
     """All figures of the batch sizes asked for, after each round; beside the logs, what learning sides knew by then."""
     every = BATCHES if has_gpu() else CPU_BATCHES
     batches = arguments.batches or ((1, 4) if arguments.smoke else every)
-    prompts = models.prompts(max(batches))
-    loads = [load_of(prompts[:batch], arguments.smoke) for batch in batches]
+    natural = arguments.natural
+    if natural:
+        loads = [natural_load(models, batch, arguments.smoke) for batch in batches]
+    else:
+        prompts = models.prompts(max(batches))
+        loads = [load_of(prompts[:batch], arguments.smoke) for batch in batches]
+    context, flags = (None, NATURAL_FLAGS) if natural else (2048, ())
     # all sizes in every part: the server's own buckets depend on those it has graphs for
-    site = Site(models.target, models.drafter, logs, every, held_at(every), arguments.upstream, 2048)
-    group = sides(every, bool(arguments.upstream), arguments.smoke)
+    held = held_at(batches if natural else every, natural=natural)
+    site = Site(models.target, models.drafter, logs, every, held, arguments.upstream, context, flags)
+    static = [arm for arm, most in NATURAL_PEERS.items() if natural and max(batches) <= most]
+    group = sides(every, bool(arguments.upstream), arguments.smoke, static)
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
         known = {" ".join(turn): reports for turn, reports in found[0].selections.items() if reports}
@@ -203,5 +226,6 @@ def table(result: Result) -> str:
 
 def main(argv: Sequence[str]) -> None:
     flags = parser("strategy", __doc__)
+    flags.add_argument("--natural", action="store_true", help="responses end where the model ends them")
     flags.add_argument("--batches", type=positive, nargs="+", metavar="N", help="requests at once (default: all)")
     parts.main(flags, argv, measured, summary, table)

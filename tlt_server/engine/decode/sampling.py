@@ -91,6 +91,12 @@ def filter_probs(
     return kept / kept.sum(-1, keepdim=True)
 
 
+def compile_filters(device: str) -> None:
+    """A GPU's kernels are compiled on their first use: now, or all requests wait a minute for the first with top_p."""
+    row, top_k, top_p = torch.ones(1, 1, device=device), torch.ones(1, dtype=torch.int32), torch.ones(1)
+    filter_probs(row, top_ks=top_k.to(device), top_ps=top_p.to(device))
+
+
 def top_k_renorm_prob(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     """`filter_probs` by top-k alone, under the name that upstream imports. Applied with top-p in turn: not our law."""
     return filter_probs(probs, top_ks=top_k)
