@@ -21,6 +21,7 @@ from tlt_server.config import (
     read_toml,
 )
 from tlt_server.errors import ConfigError, DemoFailed, TltError
+from tlt_server.fork.commands import app as fork_app
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
 
 app = typer.Typer(
@@ -28,9 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A rollout server for RL training: SGLang with lossless speculative decoding.",
 )
-fork = typer.Typer(no_args_is_help=True, help="Make, install and check our build of SGLang.")
-app.add_typer(fork, name="fork")
-drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter.")
+app.add_typer(fork_app, name="fork")
+drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter, or look at one.")
 app.add_typer(drafter_app, name="drafter")
 train_app = typer.Typer(help="Train the drafter of running servers.")
 app.add_typer(train_app, name="train")
@@ -43,40 +43,6 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
     if version:
         _out.print(__version__)
         raise typer.Exit
-
-
-@fork.command("build")
-def fork_build(
-    out: Annotated[Path, typer.Option(help="Folder for the wheel.")],
-    python: Annotated[str | None, typer.Option(help="Python version to build for, as in 3.12.")] = None,
-    wheel: Annotated[Path | None, typer.Option(help="The pristine wheel, instead of downloading it.")] = None,
-) -> None:
-    """Build the fork's wheel from the pristine SGLang and our patches."""
-    from tlt_server.fork.build import build_fork
-
-    built = build_fork(out, python, wheel)
-    _out.print(f"{built.wheel} {'built' if built.fresh else 'was there already'}")
-
-
-@fork.command("install")
-def fork_install(
-    extra: Annotated[str | None, typer.Option(help="gpu: with everything that SGLang needs on a GPU.")] = None,
-    wheel: Annotated[Path | None, typer.Option(help="The pristine wheel, instead of downloading it.")] = None,
-) -> None:
-    """Build the fork for this Python and install it into this environment."""
-    from tlt_server.fork.install import install_fork
-    from tlt_server.fork.status import check
-
-    done = install_fork(extra, pristine=wheel)
-    _out.print(check().message + ("" if done else " already"))
-
-
-@fork.command("check")
-def fork_check() -> None:
-    """Say which SGLang is installed; exit with 0 only for the fork."""
-    from tlt_server.fork.status import require_fork
-
-    _out.print(require_fork().message)
 
 
 @drafter_app.command("init")
@@ -96,6 +62,33 @@ def drafter_init(
     known = None if draft_vocab is None or token_counts is None else (draft_vocab, token_counts)
     config = create(target, out, kind, known, seed)
     _out.print(f"{out} made: {config.architectures[0]}, untrained")
+
+
+@drafter_app.command("inspect")
+def drafter_inspect(
+    drafter: Annotated[str, typer.Argument(help="Folder or hub name.")],
+    target: Annotated[str | None, typer.Option(help="Whether it fits this one: folder or hub name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Writes it as SGLang names things, to this new folder.")] = None,
+) -> None:
+    """Say what a drafter's folder is, what of it is read otherwise than it lies there, whether it can be trained."""
+    from tlt_server.drafter.folder import downloaded, write_as_served
+    from tlt_server.drafter.published import read
+    from tlt_server.preflight import check_fit, read_model_config
+    from tlt_server.trainer.publish.folder import load_drafter
+
+    found = read(downloaded(drafter))
+    _out.print("\n".join(found.described()))
+    if target is not None:
+        check_fit(target, read_model_config("target", target), drafter, found.config)
+        _out.print(f"target     fits {target}")
+    try:
+        load_drafter(found.folder)
+        _out.print("training   can begin with it")
+    except ConfigError as why:
+        _out.print(f"training   cannot begin with it: {why}")
+    if out is not None:
+        write_as_served(found, out)
+        _out.print(f"{out} made")
 
 
 @app.command(

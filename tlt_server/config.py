@@ -260,6 +260,11 @@ def read_toml(path: Path, kind: type[T]) -> T:
         raise ConfigError(f"config file {path}: {error}") from error
 
 
+def drafter_cache() -> Path:
+    """Where drafters are kept that a start or an update made on its way: of the user, by XDG's base directories."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tlt-server" / "drafters"
+
+
 def arms_of(server_args: Any) -> tuple[Arm, ...]:
     """The arms of a speculative server, in one of its processes; the one of `server_args` where the user set others."""
     a = server_args

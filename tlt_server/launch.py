@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import DrafterKind, ServerConfig, Trainer, widest
+from tlt_server.config import DrafterKind, ServerConfig, Trainer, drafter_cache, widest
 from tlt_server.errors import ConfigError
 from tlt_server.keys import MASK, Keys, password, require_private
 from tlt_server.preflight import check_exposure, check_models, check_port, check_threads, drafter_algorithm
@@ -69,6 +69,8 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
     if drafter and config.speculation and not own:
         if config.begins_untrained:
             drafter = _make_drafter(argv, config.drafter_kind, added.get("--model-path"))
+        else:
+            drafter = _as_served(drafter)
         arm = widest(config.to_try)
         added |= {
             "--speculative-algorithm": drafter_algorithm(drafter),
@@ -92,8 +94,13 @@ def _make_drafter(argv: Sequence[str], kind: DrafterKind, embedded_target: str |
     named = [embedded_target] if embedded_target else _targets(argv)
     if not named:
         raise ConfigError("--drafter auto: name the target by --model-path, not in SGLang's config file")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return str(cached(named[-1], kind, cache / "tlt-server" / "drafters"))
+    return str(cached(named[-1], kind, drafter_cache()))
+
+
+def _as_served(drafter: str) -> str:
+    from tlt_server.drafter.folder import as_served
+
+    return str(as_served(drafter, drafter_cache()))
 
 
 def _given(argv: Sequence[str], flag: str) -> bool:

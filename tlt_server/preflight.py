@@ -57,7 +57,16 @@ def check_models(target: Path, drafter: Path) -> None:
             _check_weights(model)
     if not (target.is_dir() and drafter.is_dir()):
         return
-    ours, theirs = read_config(target), read_config(drafter)
+    check_fit(str(target), read_config(target), str(drafter), read_config(drafter))
+
+
+def read_model_config(role: str, name: str) -> Mapping[str, Any]:
+    """The config.json of a folder or hub name. Raises ConfigError, with `role`: there is none."""
+    return read_config(model_folder(role, name))
+
+
+def check_fit(target: str, ours: Mapping[str, Any], drafter: str, theirs: Mapping[str, Any]) -> None:
+    """Raises ConfigError: the drafter of one config.json was made for another target than that of the other."""
     pairs = {
         "hidden_size": (ours.get("hidden_size"), theirs.get("target_hidden_size", theirs.get("hidden_size"))),
         "vocab_size": (ours.get("vocab_size"), theirs.get("vocab_size")),

@@ -72,8 +72,12 @@ def test_an_export_says_where_it_comes_from(kind: str, tmp_path: Path) -> None:
 def test_a_folder_whose_tensors_do_not_fit_its_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((FOLDERS["eagle"] / "config.json").read_bytes())
     tensors = load_file(FOLDERS["eagle"] / "model.safetensors")
-    save_file({name: x for name, x in tensors.items() if name != "fc.bias"}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"drafter .*fc\.bias"):
+    gone = "layers.0.mlp.up_proj.weight"
+    save_file({name: x for name, x in tensors.items() if name != gone}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"drafter .*{gone} is missing"):
+        load_drafter(tmp_path)
+    save_file({**tensors, gone: torch.ones(3, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"drafter .*{gone}"):
         load_drafter(tmp_path)
 
 
@@ -85,7 +89,7 @@ def test_a_folder_whose_tensors_do_not_fit_its_config_is_named(tmp_path: Path) -
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"norm_before_fc": True}, "norm_before_fc True"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc True"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type dynamic"),
     ],
 )
 def test_a_drafter_that_would_be_served_otherwise_is_refused(change: dict[str, object], named: str) -> None:
@@ -115,18 +119,22 @@ def test_frozen_tensors_are_the_targets(tmp_path: Path) -> None:
     assert torch.equal(tied.head, tied.embedding)
 
 
+SCALINGS = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"factor": 32.0},
+    "yarn of DeepSeek": {"factor": 40.0, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.0},
+}
+
+
 @pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
-def test_rotations_are_transformers(style: str) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 512,
-    }
+@pytest.mark.parametrize("name", SCALINGS)
+def test_rotations_are_transformers(name: str, style: str) -> None:
+    kind = name.partition(" ")[0]
+    scaling = {"rope_type": kind, "original_max_position_embeddings": 512, **SCALINGS[name]}
     parameters = scaling | {"rope_theta": 500_000.0}
     theirs = LlamaConfig(hidden_size=256, num_attention_heads=4, rope_parameters=parameters)
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](theirs, torch.device("cpu"))
     config = {style: parameters} if style == "rope_parameters" else {style: scaling, "rope_theta": 500_000.0}
-    cos, _ = Rope(config, 64)(torch.tensor([0, 700]))
-    torch.testing.assert_close(cos[1, :32], (700 * frequencies).cos(), rtol=1e-4, atol=1e-4)
+    cos, sin = Rope(config, 64)(torch.tensor([0, 700]))
+    torch.testing.assert_close(cos[1, :32], (700 * frequencies).cos() * scale, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sin[1, :32], (700 * frequencies).sin() * scale, rtol=1e-4, atol=1e-4)

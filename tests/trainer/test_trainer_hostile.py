@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_or_drafter_is_named_at_once(tmp_path: Path) -> Non
             Checkpoints(tmp_path).newest()
         with pytest.raises(ConfigError, match=r"damaged .*Remove it"):
             Published(tmp_path).newest()
-        with pytest.raises(ConfigError, match="no drafter that can be trained"):
+        with pytest.raises(ConfigError, match="damaged or incomplete"):
             Published(tmp_path).network(1)
 
 

@@ -72,7 +72,7 @@ def test_features_arrive_beside_the_control_link() -> None:
     [
         ({"target": "/nowhere"}, "/nowhere"),
         ({"drafter": "/nowhere"}, "/nowhere"),
-        ({"drafter": str(TARGET_FOLDER)}, "no drafter that can be trained"),
+        ({"drafter": str(TARGET_FOLDER)}, "it has no fc.weight"),
         ({"drafter": str(FOLDERS["eagle3"]), "loss": "hass"}, "Take eagle3"),
         ({"device": "abacus"}, "device abacus"),
         ({"spot": {"on": True, "at_least": 2}}, "at_least 2 of 1 processes"),

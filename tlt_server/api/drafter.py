@@ -6,14 +6,17 @@ process dies on the way, the active drafter stays, and the next update overtakes
 
 import asyncio
 import time
+from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import Drafter, DrafterFreeze, DrafterTrainer, DrafterUpdate, DrafterWatchdog
 
 from tlt_server.api.scheduler import as_json, ask, body
-from tlt_server.config import Watchfulness
+from tlt_server.config import Watchfulness, drafter_cache
+from tlt_server.drafter.folder import as_served
 from tlt_server.engine.messages import Answer, Commit, Freeze, HearTrainer, Offer, ReadVersions, RollBack, SetWatchdog
+from tlt_server.errors import ConfigError
 
 router = APIRouter()
 
@@ -47,7 +50,8 @@ async def update(request: Request) -> Response:
     if (version := wanted.version) is None:  # above all, on all replicas
         drafters = _drafters(await ask(ReadVersions()))
         version = 1 + max((each.staging.version if each.staging else each.newest for each in drafters), default=0)
-    answers = await ask(Offer(wanted.path, version, wanted.trained_on, wanted.sha256))
+    path = await _as_served(wanted)
+    answers = await ask(Offer(path, version, wanted.trained_on, wanted.sha256))
     until = time.monotonic() + STAGING_S
     while any(each.live.version != version for each in _drafters(answers)):
         if time.monotonic() > until:
@@ -57,6 +61,22 @@ async def update(request: Request) -> Response:
         if all(each.staging is None or each.staging.ready for each in _drafters(answers)):
             answers = await ask(Commit(version))
     return as_json(_drafters(answers)[0])
+
+
+async def _as_served(wanted: DrafterUpdate) -> str:
+    """The path that the schedulers read: one that is made of the folder, where that is not as SGLang names things."""
+    folder = Path(wanted.path)
+    if not (folder / "config.json").is_file():
+        return wanted.path  # then the tensors speak for themselves
+    try:
+        found = await asyncio.to_thread(as_served, wanted.path, drafter_cache())
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from error
+    if found != folder and wanted.sha256 is not None:
+        raise HTTPException(
+            400, f"{wanted.path}: is not read as it lies there, so sha256 cannot be checked. Leave it out"
+        )
+    return str(found)
 
 
 @router.post("/tlt/v1/drafter/rollback")

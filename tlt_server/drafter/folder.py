@@ -1,6 +1,8 @@
 """A drafter's folder, made for a target: where it was asked for, or in a cache."""
 
 import hashlib
+import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +15,12 @@ from tlt_server import __version__
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.config import DrafterConfig, drafter_config
 from tlt_server.drafter.layout import initial_weights, most_frequent, read_counts, vocabulary_of
+from tlt_server.drafter.published import Published, read
 from tlt_server.drafter.target import find_target, read_tensor
 from tlt_server.errors import ConfigError
+from tlt_server.preflight import model_folder
+
+logger = logging.getLogger(__name__)
 
 
 def create(
@@ -67,6 +73,50 @@ def cached(target: str, kind: DrafterKind, cache: Path) -> Path:
             if not folder.exists():  # else another process was faster
                 raise
     return folder
+
+
+def as_served(name: str, cache: Path) -> Path:
+    """The folder of a drafter as SGLang loads it: its own, or one under `cache` that is made of it, unless an earlier
+    call did. name: a folder, or a name on the hub.
+
+    Raises ConfigError: as `published.read`.
+    """
+    folder = downloaded(name)
+    found = read(folder)
+    if not found.changed:
+        return folder
+    parts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())]
+    digest = hashlib.sha256(repr((__version__, folder.resolve(), parts)).encode()).hexdigest()
+    out = cache / f"{found.kind}-published-{digest[:16]}"
+    if not out.exists():
+        logger.info("drafter %s is read as SGLang names it: %s", folder, "; ".join(found.changed))
+        try:
+            write_as_served(found, out)
+        except ConfigError:
+            if not out.exists():  # else another process was faster
+                raise
+    return out
+
+
+def write_as_served(found: Published, out: Path) -> None:
+    """A new folder with a drafter by SGLang's names, whole or not at all. Raises ConfigError: it cannot be made."""
+    if out.exists():
+        raise ConfigError(f"{out}: exists. Remove it, or name another folder")
+    config = json.dumps(found.config, indent=2, sort_keys=True).encode() + b"\n"
+    try:
+        write(config, found.tensors(), {"drafter": str(found.folder)}, out)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{out}: cannot be written ({error}). Name another folder, or make room there") from error
+
+
+def downloaded(name: str) -> Path:
+    """A drafter's folder, by its folder or hub name, with its weights. Raises ConfigError: there is none."""
+    folder = model_folder("drafter", name)
+    if Path(name).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "pytorch_model*.bin"]))
 
 
 def write(config: bytes, tensors: dict[str, Tensor], provenance: Mapping[str, str], out: Path) -> None:

@@ -25,24 +25,28 @@ from tlt_server.errors import ConfigError
 
 class Rope:
     """Cosines and sines of positions, by a config's `rope_parameters`, or its `rope_theta` and `rope_scaling`. Raises
-    ConfigError: a kind of scaling other than Llama 3.1's."""
+    ConfigError: a kind of scaling other than Llama 3.1's and YaRN."""
 
     def __init__(self, config: Mapping[str, Any], head_dim: int) -> None:
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = given.get("rope_type") or given.get("type") or "default"
         theta = given.get("rope_theta") or config.get("rope_theta") or 10000.0
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        self._scale = 1.0
         if kind == "llama3":
             frequencies = _slowed(frequencies, given)
+        elif kind == "yarn":
+            longest = given.get("original_max_position_embeddings") or config["max_position_embeddings"]
+            frequencies, self._scale = _interpolated(frequencies, given, theta, longest)
         elif kind != "default":
-            raise ConfigError(f"rope_type {kind}: a drafter that can be trained has default or llama3")
+            raise ConfigError(f"rope_type {kind}: a drafter that can be trained has default, llama3 or yarn")
         self._frequencies = frequencies
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [N] -> cosines and sines, each [N, head_dim]; the two halves of a head rotate together."""
         angles = positions.float()[:, None] * self._frequencies.to(positions.device)
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+        return angles.cos() * self._scale, angles.sin() * self._scale
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -59,6 +63,26 @@ def _slowed(frequencies: Tensor, given: Mapping[str, Any]) -> Tensor:
     low, high = given["low_freq_factor"], given["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / given["factor"])
+
+
+def _interpolated(frequencies: Tensor, given: Mapping[str, Any], theta: float, longest: int) -> tuple[Tensor, float]:
+    """YaRN's (arXiv 2309.00071, 3.1 to 3.3): waves that turn seldom in the old context turn `factor` times slower, a
+    ramp over the pairs between; and what cosines and sines are multiplied with."""
+    pairs, factor = len(frequencies), given["factor"]
+
+    def pair_of(turns: float) -> float:
+        return pairs * math.log(longest / (turns * 2 * math.pi)) / math.log(theta)
+
+    low = max(math.floor(pair_of(given.get("beta_fast") or 32)), 0)
+    high = min(math.ceil(pair_of(given.get("beta_slow") or 1)), 2 * pairs - 1)
+    slowed = ((torch.arange(pairs) - low) / max(high - low, 1e-3)).clamp(0, 1)
+
+    def attention(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    one, all_dim = given.get("mscale"), given.get("mscale_all_dim")
+    scale = attention(one) / attention(all_dim) if one and all_dim else attention(1.0)
+    return frequencies * (1 - slowed + slowed / factor), given.get("attention_factor") or scale
 
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -28,6 +28,10 @@ def network(config: Mapping[str, Any]) -> Network:
         raise ConfigError(f"num_hidden_layers {layers}: a drafter that can be trained has 1")
     if (activation := config.get("hidden_act")) != "silu":
         raise ConfigError(f"hidden_act {activation}: a drafter that can be trained has silu")
+    if config.get("target_hidden_size") not in (None, config.get("hidden_size")):
+        raise ConfigError(
+            "target_hidden_size: a drafter narrower than its target embeds tokens itself, and cannot be trained"
+        )
     options = {**config, **(config.get("eagle_config") or {})}
     if unknown := [name for name in _UNKNOWN if options.get(name)]:
         raise ConfigError(f"{unknown[0]} {options[unknown[0]]}: not supported in a drafter to train; remove it")

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 
-from tlt_server import files
 from tlt_server.drafter.folder import write
-from tlt_server.drafter.header import MOST_HEADER
+from tlt_server.drafter.published import read
 from tlt_server.drafter.target import read_tensor
 from tlt_server.errors import ConfigError, DiskFailed
-from tlt_server.preflight import read_config
 from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.network import Network, network
 
@@ -46,17 +43,18 @@ class Drafter:
 
 
 def load_drafter(folder: Path) -> Drafter:
-    """A drafter's folder as SGLang would load it, in float32. Raises ConfigError: it cannot be read, or its tensors are
-    not what its config says."""
-    config = read_config(folder)
+    """A drafter's folder, in whatever form it is published, in float32. Raises ConfigError: it cannot be read, its
+    tensors are not what its config says, or it is of a kind that cannot be trained."""
+    found = read(folder)
     try:
-        made = network(config)
-        most = 8 * sum(each.numel() for each in made.state_dict().values()) + MOST_HEADER
-        paths = sorted(folder.glob("*.safetensors"))
-        made.load_state_dict({name: each for path in paths for name, each in load(files.read(path, most)).items()})
-    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        made, tensors = network(found.config), found.tensors()
+        if "d2t" in tensors:
+            drafted = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+            tensors["t2d"] = torch.zeros(found.config["vocab_size"], dtype=torch.bool).index_fill(0, drafted, True)
+        made.load_state_dict(tensors)
+    except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"drafter {folder}: {' '.join(str(error).split())}") from error
-    return Drafter(made, config)
+    return Drafter(made, found.config)
 
 
 def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:

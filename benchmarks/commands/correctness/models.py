@@ -1,0 +1,140 @@
+"""Which published forms of drafters are served, exchanged, trained and exported again?
+
+    python -m benchmarks models --json benchmarks/results/models.cpu2.json
+
+The embedded drafters are written as others would publish them (models/formats.py). Each is served, and must answer as a
+server without a drafter does, token for token at temperature 0; is exchanged for itself while the server runs, and must
+again; is what a trainer could begin with; and is exported again. One that is refused must be told why. A drafter that
+could guess, and whose tokens a verify pass are fewer than 1.2, is silently useless.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from rich.markdown import Markdown
+
+from benchmarks.lib.command import Models, out, run
+from benchmarks.lib.servers import Request, Server, tokens_of
+from benchmarks.lib.tables import table
+from benchmarks.models.formats import FORMATS, REFUSED, TARGET, UNTRAINED
+from tlt_server import results
+from tlt_server.demo.lossless import Tokens
+from tlt_server.drafter.published import read
+from tlt_server.errors import ConfigError, ServerFailed
+from tlt_server.process import running_server, tail
+from tlt_server.results import Figures, Result
+from tlt_server.trainer.publish.folder import load_drafter
+
+MEASURES = ("tlt_server/drafter", "tlt_server/trainer/publish", "tlt_server/engine/weights")
+PROMPTS, TOKENS, SMOKE = 20, 48, 3
+LEAST = 1.2
+"""Tokens a verify pass of chain 3: a drafter that guesses wrong always has 1."""
+WORKS, REFUSES, CRASH, USELESS, DIFFERS = "works", "refused", "crash", "useless", "differs"
+CELLS = ("served", "exchanged", "trained", "exported")
+
+
+class Served(NamedTuple):
+    """What became of a form: of being served and exchanged, in words, and tokens a verify pass."""
+
+    served: str
+    exchanged: str
+    accept_length: float | None = None
+
+
+def serve(folder: Path, wanted: Sequence[Tokens], requests: Sequence[Request], log: Path, *, guesses: bool) -> Served:
+    """One server with the drafter in a folder; `wanted`: the answers without one."""
+    try:
+        with running_server(["--model-path", str(TARGET), "--drafter", str(folder), "--arm", "3,1,4"], log) as url:
+            server = Server(url, 0.0)
+            with server.http:
+                first, accept_length = _asked(server, wanted, requests, guesses=guesses)
+                answer = server.http.post(f"{url}/tlt/v1/drafter/update", json={"path": str(folder)})
+                if answer.is_error:
+                    return Served(first, REFUSES if answer.status_code < 500 else CRASH, accept_length)
+                return Served(first, _asked(server, wanted, requests, guesses=guesses)[0], accept_length)
+    except ServerFailed:
+        refused = "Traceback" not in tail(log)
+        return Served(REFUSES if refused else CRASH, "")
+
+
+def _asked(
+    server: Server, wanted: Sequence[Tokens], requests: Sequence[Request], *, guesses: bool
+) -> tuple[str, float | None]:
+    answers = server.ask(requests, at_once=4)
+    if server.failed:
+        return CRASH, None
+    made = [each["meta_info"] for each in answers if each]
+    if [tokens_of(each) for each in answers if each] != list(wanted):
+        return DIFFERS, None
+    accept_length = sum(each["completion_tokens"] - 1 for each in made) / sum(each["spec_verify_ct"] for each in made)
+    return USELESS if guesses and accept_length < LEAST else WORKS, accept_length
+
+
+def train(folder: Path, scratch: Path) -> tuple[str, str]:
+    """Whether a trainer can begin with a drafter; whether what it writes is read as it lies there, and is the same."""
+    try:
+        drafter = load_drafter(folder)
+    except ConfigError:
+        return REFUSES, ""
+    drafter.export(scratch, {"target": "embedded"})
+    again = read(scratch)
+    same = not again.changed and all(
+        again.tensors()[name].equal(each) for name, each in drafter.weights().items() if name in again.names
+    )
+    return WORKS, WORKS if same else DIFFERS
+
+
+def figures(found: Mapping[str, Mapping[str, str]], accepted: Mapping[str, float | None]) -> Figures:
+    """Counts over all forms."""
+    cells = [cell for row in found.values() for cell in row.values()]
+    made: Figures = {f"formats_{what}": sum(row[what] == WORKS for row in found.values()) for what in CELLS}
+    made |= {"formats": len(found), "formats_refused": sum(row["served"] == REFUSES for row in found.values())}
+    made |= {"crashes": cells.count(CRASH), "silently_useless": cells.count(USELESS), "differs": cells.count(DIFFERS)}
+    lengths = [each for each in accepted.values() if each is not None]
+    return made | {"accept_length_min": min(lengths), "accept_length_max": max(lengths)} if lengths else made
+
+
+def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> Result:
+    names = list(FORMATS)[:SMOKE] if arguments.smoke else list(FORMATS)
+    params = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    requests: list[Request] = [(prompt, params) for prompt in Models(TARGET, TARGET).prompts(PROMPTS)]
+    found: dict[str, dict[str, str]] = {}
+    accepted: dict[str, float | None] = {}
+    with TemporaryDirectory(prefix="tlt-models-") as place:
+        scratch = Path(place)
+        with running_server(["--model-path", str(TARGET), "--no-speculation"], scratch / "plain.log") as url:
+            server = Server(url, 0.0)
+            with server.http:
+                wanted = [tokens_of(each) for each in server.ask(requests, at_once=4) if each]
+        for number, name in enumerate(names):
+            folder = scratch / f"published-{number}"
+            FORMATS[name](folder)
+            guesses = name not in UNTRAINED
+            served = serve(folder, wanted, requests, scratch / f"{number}.log", guesses=guesses)
+            trained, exported = train(folder, scratch / f"exported-{number}")
+            cells = (served.served, served.exchanged, trained, exported)
+            found[name] = dict(zip(CELLS, cells, strict=True))
+            accepted[name] = served.accept_length if guesses else None
+            out.print(f"{name}: {', '.join(filter(None, cells))}")
+    result = results.measured_here("models", ["python", "-m", "benchmarks", "models", *argv], figures(found, accepted))
+    rows = [
+        [name, *row.values(), "" if (length := accepted[name]) is None else f"{length:.2f}"]
+        for name, row in found.items()
+    ]
+    out.print(Markdown(table(["published as", *CELLS, "tokens a pass"], rows)))
+    if surprising := [name for name, row in found.items() if (row["served"] == REFUSES) != (name in REFUSED)]:
+        raise ServerFailed(f"{surprising[0]}: {found[surprising[0]]['served']}, which is not what is said of it")
+    return result
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks models", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
+    parser.add_argument("--smoke", action="store_true", help="the first forms alone")
+    arguments = parser.parse_args(argv)
+    run("models", arguments, lambda: measure(arguments, argv))
