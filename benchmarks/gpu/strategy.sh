@@ -7,6 +7,9 @@
 #   costs       a step of plain decoding, of off and of one arm, kernel by kernel    switching   answers, costs, graphs
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
 #   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
+# and, of long responses and contexts, each part with a name of its own, to be joined by hand (--join):
+#   accepted    to natural ends      simulated   accept lengths      context     up to 32,768 tokens
+#   natural_{1,128}      batches from 1, from 128     natural_drain_{32,128,512}
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
@@ -16,6 +19,7 @@ export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WOR
 export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 models=(--models "${MODELS:-/tmp/models/7b}")
+long=(--workload long --models "${MODELS:-/tmp/models/7b}-long")
 peer=(--upstream "${UPSTREAM:-/tmp/upstream}")
 deadline=$((SECONDS + ${SECONDS_AT_MOST:-1500}))
 
@@ -48,6 +52,12 @@ for stage in "$@"; do
     drain) measure drain.h200 drain "${models[@]}" "${peer[@]}" ;;
     ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
     join) join ;;
+    accepted) measure accept_length_1 accept_length "${long[@]}" --natural ;;
+    simulated) measure accept_length_2 accept_length "${long[@]}" ;;
+    context) measure context.h200 context "${long[@]}" ;;
+    natural_1) measure natural_1 strategy "${long[@]}" "${peer[@]}" --natural --batches 1 8 32 64 ;;
+    natural_128) measure natural_128 strategy "${long[@]}" "${peer[@]}" --natural --batches 128 256 ;;
+    natural_drain_*) measure "$stage" drain "${long[@]}" "${peer[@]}" --natural --requests "${stage##*_}" ;;
     *) echo "strategy.sh: $stage: not a stage" >&2; exit 2 ;;
   esac
 done

@@ -61,6 +61,13 @@ def test_the_embedded_ones_are_taken_as_they_lie(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_head_beside_the_targets_is_left_out(tmp_path: Path) -> None:
+    """draft_vocab_size null says whose head it is."""
+    found = read(changed(tmp_path / "drafter", {"lm_head.weight": HEAD.clone(), "embed_tokens.weight": HEAD.clone()}))
+    assert not found.changed
+    assert found.tensors().keys() == load_file(EAGLE3 / "model.safetensors").keys()
+
+
 def changed(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, **config: object) -> Path:
     """The embedded EAGLE-3 drafter, otherwise: a tensor that is None is left out."""
     found = {**load_file(EAGLE3 / "model.safetensors"), **(tensors or {})}
@@ -80,16 +87,20 @@ def changed(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None,
             {},
             r"q_norm.weight: SGLang 0.5.17's EAGLE-3 has no such",
         ),
-        ({"lm_head.weight": HEAD[:255].clone()}, {}, "knows 255 of 295 tokens, and without d2t nobody knows which"),
+        (
+            {"lm_head.weight": HEAD[:255].clone()},
+            {"draft_vocab_size": 255},
+            "knows 255 of 295 tokens, and without d2t nobody knows which",
+        ),
         (
             {"lm_head.weight": HEAD[:255].clone(), "d2t": torch.zeros(9)},
-            {},
+            {"draft_vocab_size": 255},
             r"d2t is \[9\], where the head has 255 rows",
         ),
         ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "not 2 layers of 256"),
         ({}, {"vocab_size": None}, "no vocab_size"),
         ({}, {"speculators_model_type": "mlp", "transformer_layer_config": {}}, "speculators' mlp"),
-        ({"layers.1.norm": torch.ones(1)}, {}, "layers.1"),
+        ({"layers.1.norm": torch.ones(1)}, {}, "layers.1.norm: SGLang 0.5.17's EAGLE-3 has no such weight"),
     ],
 )
 def test_what_would_guess_badly_is_refused_by_its_name(

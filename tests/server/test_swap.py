@@ -167,8 +167,8 @@ def wrong(start: Path, folder: Path) -> dict[str, Callable[[], Path]]:
         "its shape is [300": lambda: with_tensors("wide", tensors | {name: torch.zeros(300, *tensors[name].shape[1:])}),
         "its dtype is torch.int8": lambda: with_tensors("int8", tensors | {name: tensors[name].to(torch.int8)}),
         "is missing": lambda: with_tensors("missing", {k: v for k, v in tensors.items() if k != name}),
-        "not a tensor of this drafter": lambda: with_tensors("extra", tensors | {"layers.1.norm": torch.ones(2)}),
-        "architectures": lambda: with_config(architectures=["LlamaForCausalLM"]),
+        "has no such weight": lambda: with_tensors("extra", tensors | {"layers.1.norm": torch.ones(2)}),
+        "architectures": lambda: with_config(architectures=["Eagle3DeepseekV2ForCausalLM"]),
         "num_attention_heads": lambda: with_config(num_attention_heads=8),
         "cut short": lambda: with_bytes("short", lambda data: data[:-1000]),
         "not a safetensors file": lambda: with_bytes(

@@ -184,21 +184,24 @@ def _eagle(config: dict[str, Any], shapes: Shapes, changed: list[str]) -> dict[s
 def _eagle3(config: dict[str, Any], shapes: Shapes, changed: list[str]) -> dict[str, Tensor]:
     """The class, sizes, layers and vocabulary of an EAGLE-3 drafter. Returns what it lacks."""
     width, reads = shapes["fc.weight"]
-    of_target = config.get("target_hidden_size") or width
+    target_width = config.get("target_hidden_size") or width
     ids = (config.get("eagle_config") or {}).get(AUX_LAYERS)
     if ids is None and config.get(AUX_LAYERS):
         ids = [each - 1 for each in config[AUX_LAYERS]]  # vLLM counts a layer by its input
         _set(config, changed, eagle_config={**(config.get("eagle_config") or {}), AUX_LAYERS: ids})
     wanted = len(ids) if ids else EAGLE3_LAYERS
-    if reads != wanted * of_target:
-        raise _Refused(f"fc.weight reads {reads} numbers, which is not {wanted} layers of {of_target}; name its layers")
+    if reads != wanted * target_width:
+        raise _Refused(
+            f"fc.weight reads {reads} numbers, which is not {wanted} layers of {target_width}; name its layers"
+        )
     _set(config, changed, architectures=[EAGLE3], hidden_size=width)
     if config.get("model_type") != "llama4_text":
         _set(config, changed, model_type="llama")
     vocabulary = config.get("vocab_size")
     if not isinstance(vocabulary, int):
         raise _Refused("its config.json has no vocab_size")
-    rows = shapes["lm_head.weight"][0] if "lm_head.weight" in shapes else None
+    of_target = "draft_vocab_size" in config and config["draft_vocab_size"] is None  # whatever is stored beside it
+    rows = shapes["lm_head.weight"][0] if "lm_head.weight" in shapes and not of_target else None
     if rows is None or "draft_vocab_size" not in config or config["draft_vocab_size"] != rows:
         _set(config, changed, draft_vocab_size=rows)
     if config.get("tie_word_embeddings"):
@@ -219,10 +222,8 @@ def _vocabulary(rows: int | None, vocabulary: int, shapes: Shapes) -> dict[str, 
 
 def _left_out(name: str, config: Mapping[str, Any], *, eagle3: bool) -> bool:
     """What SGLang takes from the target, or makes itself: the embedding, unless it is of another width."""
-    if name == "lm_head.weight":
-        return not eagle3
-    if name == "d2t":
-        return config.get("draft_vocab_size") is None
+    if name in ("lm_head.weight", "d2t"):
+        return not eagle3 or config.get("draft_vocab_size") is None
     if name == "embed_tokens.weight" and config.get("target_hidden_size") not in (None, config["hidden_size"]):
         return False
     return _DROPPED.fullmatch(name) is not None
@@ -231,13 +232,13 @@ def _left_out(name: str, config: Mapping[str, Any], *, eagle3: bool) -> bool:
 def _check_names(names: Mapping[str, str], layers: int, config: Mapping[str, Any], *, eagle3: bool) -> None:
     """All that SGLang's class has is there, and nothing else: what is missing would stay random, silently."""
     required = set(_required(layers, config, eagle3=eagle3))
-    if missing := sorted(required - set(names)):
-        raise _Refused(f"{missing[0]} is missing{f', and {len(missing) - 1} more' * (len(missing) > 1)}")
     allowed = required | {"embed_tokens.weight", "d2t", "lm_head.weight", "fc.bias"}
     allowed |= {f"layers.{n}.{projection}.bias" for n in range(layers) for projection in _PROJECTIONS}
     if unknown := sorted(set(names) - allowed):
         kind = "EAGLE-3" if eagle3 else "EAGLE"
         raise _Refused(f"{names[unknown[0]]}: SGLang 0.5.17's {kind} has no such weight, so it would guess without it")
+    if missing := sorted(required - set(names)):
+        raise _Refused(f"{missing[0]} is missing{f', and {len(missing) - 1} more' * (len(missing) > 1)}")
 
 
 def _required(layers: int, config: Mapping[str, Any], *, eagle3: bool) -> Iterator[str]:
