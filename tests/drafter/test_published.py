@@ -2,10 +2,14 @@
 
 import json
 import pickle
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from benchmarks.models.formats import EAGLE, EAGLE3, FORMATS, HEAD, NOT_TRAINED, REFUSED
@@ -127,6 +131,38 @@ def test_a_pickle_that_would_run_something_does_not(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="not a file of tensors"):
             read(tmp_path)
     assert not ran.exists()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each, max_size=3),
+)
+KEYS = (
+    "architectures",
+    "eagle_config",
+    "eagle_aux_hidden_state_layer_ids",
+    "draft_vocab_size",
+    "vocab_size",
+    "hidden_size",
+    "target_hidden_size",
+    "transformer_layer_config",
+    "speculators_model_type",
+    "tie_word_embeddings",
+)
+NAMES = ("fc.weight", "lm_head.weight", "d2t", "layers.9999999999.x", "layers.0.hidden_norm.weight", "norm.weight")
+
+
+@given(
+    st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
+    st.dictionaries(st.sampled_from(NAMES), st.lists(st.integers(0, 3), max_size=3), max_size=3),
+)
+@settings(max_examples=150)
+def test_whatever_a_folder_says_it_is_read_or_refused(config: dict[str, object], shapes: dict[str, list[int]]) -> None:
+    with TemporaryDirectory() as place:
+        tensors: dict[str, torch.Tensor | None] = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        folder = changed(Path(place) / "drafter", tensors, **config)
+        with suppress(ConfigError):
+            assert read(folder).described()
 
 
 class _Touching:

@@ -13,33 +13,27 @@ Which kind a drafter is, its tensors say, not its name. What has no place is
 refused by its name.
 """
 
-import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from tlt_server import files
 from tlt_server.config import DrafterKind
-from tlt_server.drafter import header
-from tlt_server.drafter.config import EAGLE3, EAGLE3_LAYERS
+from tlt_server.drafter.config import EAGLE3, EAGLE3_LAYERS, Count
+from tlt_server.drafter.weightfiles import Load, Shapes, stored
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import read_config
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 OTHERS = ("Eagle3DeepseekV2ForCausalLM", "MistralForCausalLMEagle", "MistralLarge3ForCausalLMEagle")
 """Classes of SGLang's whose drafters are taken as they are: served, not trained."""
-MOST = 32 << 30
-"""Bytes of a file; the drafters of the largest targets take 3 GB."""
+MOST_LAYERS = 64
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _PROJECTIONS = tuple(f"self_attn.{x}_proj" for x in "qkvo")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -62,7 +56,7 @@ class Published:
     shapes: Shapes
     made: Mapping[str, Tensor]
     changed: tuple[str, ...]
-    _load: Callable[[], dict[str, Tensor]] = field(repr=False)
+    _load: Load = field(repr=False)
 
     @property
     def kind(self) -> DrafterKind:
@@ -71,8 +65,8 @@ class Published:
     def described(self) -> list[str]:
         """For people, a line a fact."""
         config, of = self.config, {DrafterKind.EAGLE: "EAGLE", DrafterKind.EAGLE3: "EAGLE-3"}[self.kind]
-        width, tokens = config["hidden_size"], config["vocab_size"]
-        layers = f"{config['num_hidden_layers']} layer{'s' * (config['num_hidden_layers'] > 1)}"
+        width, tokens, depth = (config.get(key) for key in ("hidden_size", "vocab_size", "num_hidden_layers"))
+        layers = f"{depth} layer{'s' * (depth != 1)}"
         known = config.get("draft_vocab_size")
         head = "the target's head" if known is None else f"a head of its own over {known} of its tokens"
         lines = [
@@ -87,10 +81,10 @@ class Published:
     def tensors(self) -> dict[str, Tensor]:
         """All of it, in memory. Raises ConfigError: a file is damaged."""
         try:
-            stored = self._load()
+            held = self._load()
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"drafter {self.folder}: damaged or incomplete ({error}). Download it again") from error
-        return {name: stored[there] for name, there in self.names.items()} | dict(self.made)
+        return {name: held[there] for name, there in self.names.items()} | dict(self.made)
 
 
 def read(folder: Path) -> Published:
@@ -98,35 +92,66 @@ def read(folder: Path) -> Published:
 
     Raises ConfigError: not a drafter that SGLang could run as its authors mean it; the message says why.
     """
-    raw, (shapes, tensors) = read_config(folder), _stored(folder)
-    architecture = str((raw.get("architectures") or ["none"])[0])
-    if architecture in OTHERS:
+    raw, (shapes, tensors) = read_config(folder), stored(folder)
+    if raw.get("architectures") in [[name] for name in OTHERS]:
         return Published(folder, raw, {name: name for name in shapes}, shapes, {}, (), tensors)
     try:
         return _normal(folder, raw, shapes, tensors)
     except _Refused as why:
-        raise ConfigError(f"drafter {folder} ({architecture}): {why}") from why
+        raise ConfigError(f"drafter {folder}: {why}") from why
 
 
 class _Refused(Exception):
     """Why a drafter is none that could be served."""
 
 
-def _normal(folder: Path, raw: Mapping[str, Any], stored: Shapes, read: Callable[[], dict[str, Tensor]]) -> Published:
+class _EagleConfig(msgspec.Struct):
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+
+class _Keys(msgspec.Struct):
+    """What is read of a config.json here, of the types that it must have."""
+
+    architectures: list[str] | None = None
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    eagle_config: _EagleConfig | None = None
+    draft_vocab_size: Count | None = None
+    hidden_size: Count | None = None
+    target_hidden_size: Count | None = None
+    vocab_size: Count | None = None
+    num_hidden_layers: Count | None = None
+    transformer_layer_config: dict[str, Any] | None = None
+    speculators_model_type: str = "eagle3"
+
+
+def _check_types(config: Mapping[str, Any]) -> None:
+    try:
+        msgspec.convert(config, _Keys)
+    except msgspec.ValidationError as error:
+        raise _Refused(f"config.json: {error}") from error
+
+
+def _normal(folder: Path, raw: Mapping[str, Any], held: Shapes, load: Load) -> Published:
+    _check_types(raw)
     if "dflash_config" in raw or "DFlash" in str(raw.get("architectures")):
         raise _Refused(
             "DFlash drafts a block at once, which this server cannot verify. Use an EAGLE or EAGLE-3 drafter"
         )
-    renamed = {name: _canonical(name) for name in stored}
-    shapes = {new: stored[old] for old, new in renamed.items()}
+    renamed = {name: _canonical(name) for name in held}
+    shapes = {new: held[old] for old, new in renamed.items()}
     if (fc := shapes.get("fc.weight")) is None or len(fc) != 2:
         raise _Refused("it has no fc.weight, which every EAGLE and EAGLE-3 drafter has")
     config, changed = _flat(raw)
+    _check_types(config)
+    if config.get("vocab_size") is None:
+        raise _Refused("its config.json has no vocab_size")
     eagle3 = "layers.0.hidden_norm.weight" in shapes
     if not eagle3 and fc[1] != 2 * fc[0]:
         raise _Refused(f"neither EAGLE's nor EAGLE-3's: fc.weight is {list(fc)}, and there is no hidden_norm")
     made = (_eagle3 if eagle3 else _eagle)(config, shapes, changed)
-    layers = 1 + max(int(found[1]) for name in shapes if (found := _LAYER.fullmatch(name)))
+    layers = 1 + max((int(found[1]) for name in shapes if (found := _LAYER.fullmatch(name))), default=0)
+    if layers > MOST_LAYERS:
+        raise _Refused(f"it has a layer {layers - 1}; {MOST_LAYERS} layers are the most")
     _set(config, changed, num_hidden_layers=layers)
     kept = {new: old for old, new in renamed.items() if not _left_out(new, config, eagle3=eagle3)}
     _check_names(kept, layers, config, eagle3=eagle3)
@@ -136,7 +161,7 @@ def _normal(folder: Path, raw: Mapping[str, Any], stored: Shapes, read: Callable
         changed.append(f"{', '.join(made)} added")
     if len(list(folder.glob("*.safetensors"))) != 1:
         changed.append("one safetensors file")
-    return Published(folder, config, kept, shapes, made, tuple(changed), read)
+    return Published(folder, config, kept, shapes, made, tuple(changed), load)
 
 
 def _canonical(name: str) -> str:
@@ -197,16 +222,19 @@ def _eagle3(config: dict[str, Any], shapes: Shapes, changed: list[str]) -> dict[
     _set(config, changed, architectures=[EAGLE3], hidden_size=width)
     if config.get("model_type") != "llama4_text":
         _set(config, changed, model_type="llama")
-    vocabulary = config.get("vocab_size")
-    if not isinstance(vocabulary, int):
-        raise _Refused("its config.json has no vocab_size")
     of_target = "draft_vocab_size" in config and config["draft_vocab_size"] is None  # whatever is stored beside it
-    rows = shapes["lm_head.weight"][0] if "lm_head.weight" in shapes and not of_target else None
+    rows = None if of_target or "lm_head.weight" not in shapes else _rows(shapes["lm_head.weight"])
     if rows is None or "draft_vocab_size" not in config or config["draft_vocab_size"] != rows:
         _set(config, changed, draft_vocab_size=rows)
     if config.get("tie_word_embeddings"):
         _set(config, changed, tie_word_embeddings=False)
-    return _vocabulary(rows, vocabulary, shapes)
+    return _vocabulary(rows, config["vocab_size"], shapes)
+
+
+def _rows(head: tuple[int, ...]) -> int:
+    if len(head) != 2:
+        raise _Refused(f"lm_head.weight is {list(head)}, not a matrix")
+    return head[0]
 
 
 def _vocabulary(rows: int | None, vocabulary: int, shapes: Shapes) -> dict[str, Tensor]:
@@ -259,35 +287,3 @@ def _required(layers: int, config: Mapping[str, Any], *, eagle3: bool) -> Iterat
         yield from (f"fc_norm.{n}.weight" for n in range(len(aux) if aux else EAGLE3_LAYERS))
     if {**config, **(config.get("eagle_config") or {})}.get("norm_before_fc"):
         yield "input_norm.weight"
-
-
-def _stored(folder: Path) -> tuple[Shapes, Callable[[], dict[str, Tensor]]]:
-    """Shapes by name, and what loads them all, from safetensors files or, where there is none, from torch's."""
-    if paths := sorted(folder.glob("*.safetensors")):
-        return _safetensors(paths)
-    if paths := sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("model*.bin")):
-        return _torch_files(paths)
-    raise ConfigError(f"drafter {folder}: no weights, neither *.safetensors nor pytorch_model*.bin. Download it whole")
-
-
-def _safetensors(paths: list[Path]) -> tuple[Shapes, Callable[[], dict[str, Tensor]]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in paths:
-        try:
-            with files.regular(path, MOST) as (file, size):
-                shapes |= {name: entry.shape for name, entry in header.of(file, size)[0].items()}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: damaged or incomplete ({error}). Copy or download it again") from error
-    return shapes, lambda: {name: tensor for path in paths for name, tensor in load(files.read(path, MOST)).items()}
-
-
-def _torch_files(paths: list[Path]) -> tuple[Shapes, Callable[[], dict[str, Tensor]]]:
-    """Read by torch's unpickler of tensors alone: a pickle that names anything else is refused."""
-    found: dict[str, Any] = {}
-    for path in paths:
-        try:
-            found |= torch.load(io.BytesIO(files.read(path, MOST)), map_location="cpu", weights_only=True)
-        except (OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError, UnpicklingError) as error:
-            raise ConfigError(f"{path}: not a file of tensors ({str(error).partition(chr(10))[0]})") from error
-    tensors = {name: each for name, each in found.items() if isinstance(each, Tensor)}
-    return {name: tuple(each.shape) for name, each in tensors.items()}, lambda: tensors
