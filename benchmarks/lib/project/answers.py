@@ -141,6 +141,17 @@ QUESTIONS = (
         ],
     ),
     Question(
+        "Which published forms of drafters work?",
+        "models.cpu2",
+        "correctness.md#models",
+        [
+            ("forms tried", "formats", "{:,}"),
+            ("that are served, and exchanged while serving", "formats_exchanged", "{:,}"),
+            ("that training can begin with", "formats_trained", "{:,}"),
+            ("silently useless", "silently_useless", "{:,}"),
+        ],
+    ),
+    Question(
         "Which RL trainers work unchanged?",
         "trainers.cpu2",
         "correctness.md#trainers",
