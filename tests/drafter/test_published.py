@@ -72,6 +72,14 @@ def test_a_head_beside_the_targets_is_left_out(tmp_path: Path) -> None:
     assert found.tensors().keys() == load_file(EAGLE3 / "model.safetensors").keys()
 
 
+def test_a_path_that_sglang_would_take_for_mistrals_format_is_another(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "EAGLE3-Mistral-7B")
+    served = as_served(str(folder), tmp_path / "cache")
+    assert served != folder
+    assert "mistral" not in str(served.relative_to(tmp_path)).lower()
+    assert read(served).tensors().keys() == read(folder).tensors().keys()
+
+
 def changed(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, **config: object) -> Path:
     """The embedded EAGLE-3 drafter, otherwise: a tensor that is None is left out."""
     found = {**load_file(EAGLE3 / "model.safetensors"), **(tensors or {})}

@@ -10,15 +10,19 @@ import json
 import shutil
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tlt_server import results
+from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
+from tlt_server.drafter.folder import create
 from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.process import running_server
 
@@ -26,6 +30,9 @@ mend_torchvision()  # transformers imports it
 
 FAMILIES = ("Olmo", "Olmo2", "Olmoe", "Mixtral", "Phimoe", "Gemma", "Gemma2", "Granite", "Starcoder2")
 """InternLM2 needs code from the hub."""
+DRAFTED = ("Qwen3Moe", "Glm4Moe", "Mistral", "Phi3")
+"""Those that drafters are made for, beside Llama, Qwen2 and Qwen3."""
+SHIFT = 7
 PROMPTS = [[5, 17, 33, 60, 90, 12], [200, 100, 50, 25]]
 LENGTH = 12
 SMALL: dict[str, Any] = {
@@ -41,7 +48,13 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MIXED = {"num_experts_per_tok": 2}
+EXPERTS = {"moe_intermediate_size": 32, "num_hidden_layers": 4, "head_dim": 16} | MIXED
 OWN: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"num_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": []} | EXPERTS,
+    "Glm4Moe": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    | EXPERTS,
+    "Mistral": {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": None},
+    "Phi3": {"num_hidden_layers": 4},
     "Mixtral": {"num_local_experts": 4} | MIXED,
     "Phimoe": {"num_local_experts": 4, "architectures": ["PhiMoEForCausalLM"]} | MIXED,
     "Olmo": {"num_key_value_heads": 4},
@@ -52,15 +65,19 @@ OWN: dict[str, dict[str, Any]] = {
 """What a family's configuration has beside, as its published checkpoints do."""
 
 
-def tiny(family: str, folder: Path, seed: int = 0) -> Path:
-    """A checkpoint of random weights, of transformers' `{family}ForCausalLM`, with the demo's tokenizer."""
+def tiny(family: str, folder: Path, seed: int = 0, shift: int | None = None) -> Path:
+    """A checkpoint of random weights, of transformers' `{family}ForCausalLM`, with the demo's tokenizer. shift: its
+    layers do little, and its head's rows are the embedding's, so many further: each token has a likeliest next one."""
     config = getattr(transformers, f"{family}Config")(**SMALL | OWN.get(family, {}))
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(std=0.2)
+                parameter.normal_(std=0.2 if shift is None else 0.05)
+        if shift is not None:
+            embedding = model.get_input_embeddings().weight.normal_()
+            model.get_output_embeddings().weight.copy_(embedding.roll(-shift, 0))
     model.save_pretrained(folder)
     if architectures := OWN.get(family, {}).get("architectures"):
         written = json.loads((folder / "config.json").read_text())
@@ -88,6 +105,41 @@ def serve_and_update(family: str, folder: Path) -> None:
         assert shared.status_code == 400
         assert "ForCausalLM does not give its embedding and head away" in shared.text
         assert httpx.get(f"{url}/tlt/v1/status", timeout=60).json()["speculation"] is False
+
+
+def guessing(target: Path, folder: Path, kind: DrafterKind) -> Path:
+    """A drafter for a `tiny` target with a shift. EAGLE's guesses what it says: its state is the embedding."""
+    create(str(target), folder, kind)
+    if kind is DrafterKind.EAGLE3:
+        return folder
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    hidden = len(tensors["fc.weight"])
+    tensors["fc.weight"] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1).to(tensors["fc.weight"])
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def draft_and_update(family: str, kind: DrafterKind, folder: Path) -> None:
+    """With a drafter greedy answers are transformers', before and after updates of target and drafter.
+
+    Raises:
+        AssertionError: they are not, or an EAGLE drafter guesses nothing.
+    """
+    first, second = (tiny(family, folder / str(seed), seed, shift=SHIFT) for seed in (0, 1))
+    drafters = [guessing(target, folder / f"drafter-{target.name}", kind) for target in (first, second)]
+    arguments = ["--model-path", str(first), "--drafter", str(drafters[0]), "--arm", "3,1,4"]
+    with running_server([*arguments, "--max-total-tokens", "2048"], folder / "server.log") as url:
+        assert answered(url) == expected(first)
+        counters = httpx.get(f"{url}/tlt/v1/status", timeout=60).json()["counters"]
+        assert counters["drafts"] > 0
+        assert kind is DrafterKind.EAGLE3 or counters["accepted_tokens"] > 2 * counters["drafts"]
+        updated = httpx.post(f"{url}/update_weights_from_disk", json={"model_path": str(second)}, timeout=60)
+        assert updated.json()["success"], updated.text
+        assert answered(url) == expected(second)
+        updated = httpx.post(f"{url}/tlt/v1/drafter/update", json={"path": str(drafters[1])}, timeout=60)
+        assert updated.status_code == 200, updated.text
+        assert answered(url) == expected(second)
 
 
 def answered(url: str) -> list[list[int]]:
@@ -118,8 +170,16 @@ def main() -> None:
         for family in FAMILIES:
             serve_and_update(family, Path(folder, family))
             sys.stdout.write(f"{family}\n")
+        for family, kind in product(DRAFTED, DrafterKind):
+            draft_and_update(family, kind, Path(folder, f"drafted-{family}-{len(kind)}"))
+            sys.stdout.write(f"{family}, {kind}\n")
     argv = ["python", "-m", "tests.server.families", *sys.argv[1:]]
-    results.write(results.measured_here("families", argv, dict.fromkeys(FAMILIES, 1)), path)
+    results.write(results.measured_here("families", argv, dict.fromkeys(every(), 1)), path)
+
+
+def every() -> list[str]:
+    """The figures of the kept result."""
+    return [*FAMILIES, *(f"{family}_{kind}" for family, kind in product(DRAFTED, DrafterKind))]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("Qwen2ForCausalLM", "Qwen2ForCausalLMEagle", "qwen2"),
     # SGLang has no EAGLE class of Qwen3's own; Llama's does without the norms of query and key
     "qwen3": Family("Qwen3ForCausalLM", "LlamaForCausalLMEagle", "llama"),
+    # a drafter's one layer is dense, whatever the target's are
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "LlamaForCausalLMEagle", "llama"),
+    "glm4_moe": Family("Glm4MoeForCausalLM", "LlamaForCausalLMEagle", "llama"),
+    "mistral": Family("MistralForCausalLM", "LlamaForCausalLMEagle", "llama"),
+    "phi3": Family("Phi3ForCausalLM", "LlamaForCausalLMEagle", "llama"),
 }
 EAGLE3 = "LlamaForCausalLMEagle3"  # for every family
 EAGLE3_LAYERS = 3

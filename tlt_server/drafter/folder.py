@@ -65,7 +65,7 @@ def cached(target: str, kind: DrafterKind, cache: Path) -> Path:
     """
     _, target_config = find_target(target)
     digest = hashlib.sha256(drafter_config(target_config, kind).to_json()).hexdigest()
-    folder = cache / f"{kind}-{target_config.model_type}-{digest[:16]}"
+    folder = cache / f"{kind}-{digest[:16]}"  # SGLang reads more into a path with "eagle" and "mistral" in it
     if not folder.exists():
         try:
             create(target, folder, kind)
@@ -83,19 +83,25 @@ def as_served(name: str, cache: Path) -> Path:
     """
     folder = downloaded(name)
     found = read(folder)
-    if not found.changed:
+    if not found.changed and not _is_misread(folder):
         return folder
     parts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())]
     digest = hashlib.sha256(repr((__version__, folder.resolve(), parts)).encode()).hexdigest()
-    out = cache / f"{found.kind}-published-{digest[:16]}"
+    out = cache / f"published-{digest[:16]}"
     if not out.exists():
-        logger.info("drafter %s is read as SGLang names it: %s", folder, "; ".join(found.changed))
+        logger.info("drafter %s is copied as SGLang names it: %s", folder, "; ".join(found.changed) or "its path")
         try:
             write_as_served(found, out)
         except ConfigError:
             if not out.exists():  # else another process was faster
                 raise
     return out
+
+
+def _is_misread(folder: Path) -> bool:
+    """Whether SGLang takes a folder for Mistral's own format, by the words in its path, and it is not."""
+    path = str(folder).lower()
+    return "eagle" in path and "mistral" in path and not (folder / "params.json").exists()
 
 
 def write_as_served(found: Published, out: Path) -> None:

@@ -93,8 +93,8 @@ def filter_probs(
 
 def compile_filters(device: str) -> None:
     """A GPU's kernels are compiled on their first use: now, or all requests wait a minute for the first with top_p."""
-    row, top_k, top_p = torch.ones(1, 1, device=device), torch.ones(1, dtype=torch.int32), torch.ones(1)
-    filter_probs(row, top_ks=top_k.to(device), top_ps=top_p.to(device))
+    even = torch.full((1, 1024), 1 / 1024, device=device)
+    filter_probs(even, top_ks=torch.ones(1, dtype=torch.int32, device=device), top_ps=torch.ones(1, device=device))
 
 
 def top_k_renorm_prob(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
