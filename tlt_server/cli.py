@@ -47,7 +47,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 @drafter_app.command("init")
 def drafter_init(
-    target: Annotated[str, typer.Option(help="Llama, Qwen2 or Qwen3: folder or hub name.")],
+    target: Annotated[str, typer.Option(help="Folder or hub name; docs/support.md has the families.")],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     kind: Annotated[DrafterKind, typer.Option(help="What to make.")] = DrafterKind.EAGLE,
     draft_vocab: Annotated[int | None, typer.Option(help="Tokens that an eagle3 knows; all by default.")] = None,
@@ -141,7 +141,7 @@ def serve(
 def train(
     context: typer.Context,
     tlt_config: Annotated[Path | None, typer.Option(help="TOML file with the settings; flags go first.")] = None,
-    target: Annotated[str | None, typer.Option(help="Llama, Qwen2 or Qwen3: folder or hub name.")] = None,
+    target: Annotated[str | None, typer.Option(help="Folder or hub name; docs/support.md has the families.")] = None,
     folder: Annotated[str | None, typer.Option(help="For checkpoints and published drafters.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Folder to begin with; made if not given.")] = None,
     drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What is made; eagle.")] = None,
