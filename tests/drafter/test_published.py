@@ -131,6 +131,21 @@ def test_a_bin_that_is_none_is_one_line(content: bytes, tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_a_link_that_leads_nowhere_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    with pytest.raises(ConfigError, match="Download it whole"):
+        read(tmp_path)
+
+
+def test_what_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "pytorch_model.bin").open("wb") as file:
+        file.truncate(9 << 30)  # of which none is on the disk
+    with pytest.raises(ConfigError, match=r"9,663,676,416 bytes of weights"):
+        read(tmp_path)
+
+
 def test_a_pickle_that_would_run_something_does_not(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     (tmp_path / "config.json").write_text("{}")

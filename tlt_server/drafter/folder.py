@@ -121,8 +121,12 @@ def downloaded(name: str) -> Path:
     if Path(name).is_dir():
         return folder
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
-    return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "pytorch_model*.bin"]))
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "pytorch_model*.bin"]))
+    except (HfHubHTTPError, OSError) as error:  # the network's edge
+        raise ConfigError(f"drafter {name}: the hub does not give its weights ({error})") from error
 
 
 def write(config: bytes, tensors: dict[str, Tensor], provenance: Mapping[str, str], out: Path) -> None:

@@ -17,16 +17,22 @@ from tlt_server.errors import ConfigError
 Shapes = Mapping[str, tuple[int, ...]]
 Load = Callable[[], dict[str, Tensor]]
 
-MOST = 32 << 30
-"""Bytes of a file; the drafters of the largest targets take 3 GB."""
+MOST = 8 << 30
+"""Bytes of all files; the drafters of the largest targets take 3 GB."""
 
 
 def stored(folder: Path) -> tuple[Shapes, Load]:
     """Shapes by name, and what loads them all, from safetensors files or, where there is none, from torch's."""
-    if paths := sorted(folder.glob("*.safetensors")):
-        return _safetensors(paths)
-    if paths := sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("model*.bin")):
-        return _torch_files(paths)
+    found = (sorted(folder.glob(form)) for form in ("*.safetensors", "pytorch_model*.bin", "model*.bin"))
+    paths = next(filter(None, found), [])
+    try:
+        size = sum(path.stat().st_size for path in paths)
+    except OSError as error:
+        raise ConfigError(f"drafter {folder}: {error}. Download it whole") from error
+    if size > MOST:
+        raise ConfigError(f"drafter {folder}: {size:,} bytes of weights, and {MOST:,} are the most: is it a drafter?")
+    if paths:
+        return (_safetensors if paths[0].suffix == ".safetensors" else _torch_files)(paths)
     raise ConfigError(f"drafter {folder}: no weights, neither *.safetensors nor pytorch_model*.bin. Download it whole")
 
 
