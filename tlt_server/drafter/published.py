@@ -148,6 +148,8 @@ def _normal(folder: Path, raw: Mapping[str, Any], held: Shapes, load: Load) -> P
     eagle3 = "layers.0.hidden_norm.weight" in shapes
     if not eagle3 and fc[1] != 2 * fc[0]:
         raise _Refused(f"neither EAGLE's nor EAGLE-3's: fc.weight is {list(fc)}, and there is no hidden_norm")
+    if config.get("hidden_size") not in (None, fc[0]):
+        raise _Refused(f"hidden_size is {config['hidden_size']} in its config.json, and {fc[0]} in its tensors")
     made = (_eagle3 if eagle3 else _eagle)(config, shapes, changed)
     layers = 1 + max((int(found[1]) for name in shapes if (found := _LAYER.fullmatch(name))), default=0)
     if layers > MOST_LAYERS:
