@@ -50,8 +50,8 @@ class Models:
     def prompts(self, count: int, length: int | None = None) -> list[Tokens]:
         """Problems of the workload, as this target's tokens; `length` puts solved ones in front of each.
 
-        Every prompt differs from its first token on, and a longer one begins as a shorter one does, but for the problem
-        at the end: a server's cache serves both.
+        Prompts differ within their first problem, and a longer one begins as a shorter one does, but for the problem at
+        the end: a server's cache serves both.
         """
         path = self.target / "tokenizer.json"
         if not path.is_file():

@@ -29,6 +29,6 @@ WORKLOADS = {
     each.name: each
     for each in (
         Workload("demo", default_paths()[0].parent, DEMO, longest=1024),  # beyond it positions are new to the target
-        Workload("long", _HERE / "long", LONG, longest=12_288),  # the longest solution that it learned from has 11,500
+        Workload("long", _HERE / "long", LONG, longest=12_288),  # of 6,000 solutions, the longest has 11,464
     )
 }

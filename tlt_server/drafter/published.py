@@ -46,14 +46,13 @@ _DROPPED = re.compile(r"embed_tokens\.weight|t2d|verifier_.*|.*rotary_emb\.inv_f
 class Published:
     """A drafter by SGLang's names.
 
-    config: what its config.json should say. names: of each tensor, as stored. shapes: of each, by SGLang's name.
+    config: what its config.json should say. names: of each tensor, as stored.
     made: tensors that it lacks and whose values follow. changed: in words, what differs from how it lies there.
     """
 
     folder: Path
     config: Mapping[str, Any]
     names: Mapping[str, str]
-    shapes: Shapes
     made: Mapping[str, Tensor]
     changed: tuple[str, ...]
     _load: Load = field(repr=False)
@@ -94,7 +93,7 @@ def read(folder: Path) -> Published:
     """
     raw, (shapes, tensors) = read_config(folder), stored(folder)
     if raw.get("architectures") in [[name] for name in OTHERS]:
-        return Published(folder, raw, {name: name for name in shapes}, shapes, {}, (), tensors)
+        return Published(folder, raw, {name: name for name in shapes}, {}, (), tensors)
     try:
         return _normal(folder, raw, shapes, tensors)
     except _Refused as why:
@@ -163,7 +162,7 @@ def _normal(folder: Path, raw: Mapping[str, Any], held: Shapes, load: Load) -> P
         changed.append(f"{', '.join(made)} added")
     if len(list(folder.glob("*.safetensors"))) != 1:
         changed.append("one safetensors file")
-    return Published(folder, config, kept, shapes, made, tuple(changed), load)
+    return Published(folder, config, kept, made, tuple(changed), load)
 
 
 def _canonical(name: str) -> str:

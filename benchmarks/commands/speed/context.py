@@ -1,6 +1,6 @@
 """Long contexts: speed-up by context and batch size, by what is accepted there, and at a simulated accept length.
 
-    python -m benchmarks context --workload long --upstream /tmp/upstream --json benchmarks/results/context.h200.json
+    python -m benchmarks context --workload long --json benchmarks/results/context.h200.json
 
 Solved problems fill the context up to its last 320 tokens, of which 256 are generated: the problem at the end, and what
 the model goes on with. Beside the arms of one server, which the bandit chooses from, stands a chain whose accept length

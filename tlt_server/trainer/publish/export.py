@@ -10,14 +10,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+from tlt_server.drafter.published import AUX_LAYERS
 from tlt_server.errors import ConfigError
 from tlt_server.trainer import checkpoint
 from tlt_server.trainer.learn.loop import AVERAGE
 from tlt_server.trainer.learn.network import network
 from tlt_server.trainer.publish.folder import Drafter, load_drafter
 from tlt_server.trainer.publish.published import Published, metadata
-
-LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
@@ -38,7 +37,7 @@ def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, 
     else:
         raise ConfigError(f"{folder}: no drafter was published here yet. --checkpoint takes the one in training")
     config = dict(drafter.config)
-    if layers := (config.get("eagle_config") or {}).get(LAYERS):
-        config[LAYERS] = [layer + 1 for layer in layers]  # vLLM's count; SGLang reads its own in eagle_config
+    if layers := (config.get("eagle_config") or {}).get(AUX_LAYERS):
+        config[AUX_LAYERS] = [layer + 1 for layer in layers]  # vLLM's count; SGLang reads its own in eagle_config
     replace(drafter, config=config).export(out, provenance)
     return provenance
