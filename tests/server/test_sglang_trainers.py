@@ -1,9 +1,12 @@
 """Whole steps of the trainers that speak SGLang's API, call by call, as their sources make them, and what they read of
 the answers: the weights have arrived, by every transport that a CPU can do."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,6 +283,18 @@ def test_nemo_rl(trainer: Trainer, arrived: Callable[[], bool], moved: Path) -> 
     made(trainer, "resume_memory_occupation", tags=["kv_cache", "cuda_graph"])
     assert arrived()
     made(trainer, "generate", **body, input_ids=[5, 6, 7])
+
+
+def test_a_flush_that_follows_the_last_answer_at_once_is_done(trainer: Trainer) -> None:
+    """NeMo-RL flushes once. On busy cores the step that overlapped the last one is still under way by then."""
+    with ExitStack() as ended:
+        for _ in range(2):
+            busy = ended.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            ended.callback(busy.kill)
+        body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+        for _ in range(100):
+            made(trainer, "generate", **body)
+            assert flushed(trainer)
 
 
 def test_a_trainer_that_leaves_within_an_update(trainer: Trainer, arrived: Callable[[], bool], moved: Path) -> None:

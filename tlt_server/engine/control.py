@@ -24,13 +24,16 @@ from tlt_server.engine.features.sharing import Sharing
 from tlt_server.engine.messages import Answer, Ask, pack, unpack_ask
 from tlt_server.engine.requests.aborts import answer_waiting
 from tlt_server.engine.requests.eras import renaming_waiting
-from tlt_server.engine.requests.held import flush_under_load, queue_what_ends
+from tlt_server.engine.requests.held import all_answered, flush_under_load, queue_what_ends
 from tlt_server.engine.requests.intake import handle
 from tlt_server.engine.weights.drafter import Drafter
 from tlt_server.engine.weights.publications import require_whole
 from tlt_server.errors import ConfigError, OutOfTurn, UpdateRefused
 
 logger = logging.getLogger(__name__)
+
+# seconds for a step that began before the last results were read; prefilling a chunk takes some
+LAST_STEP_S = 10.0
 
 UPDATES = (
     UpdateWeightFromDiskReqInput,
@@ -69,6 +72,8 @@ def _passed_on(scheduler: Any, recv_req: Any) -> Any:
         if scheduler._engine_paused:
             flush_under_load(scheduler, empty_cache=True)
             return FlushCacheReqOutput(success=True)
+        if all_answered(scheduler):
+            recv_req.timeout_s = max(recv_req.timeout_s or 0.0, LAST_STEP_S)
     elif isinstance(recv_req, AbortReq):
         if scheduler._engine_paused:
             queue_what_ends(scheduler, recv_req)

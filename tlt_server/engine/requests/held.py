@@ -44,6 +44,15 @@ def flush_under_load(scheduler: Any, *, empty_cache: bool) -> None:
         raise RuntimeError("SGLang did not flush a cache that no request uses")
 
 
+def all_answered(scheduler: Any) -> bool:
+    """Whether every request has had its answer, though a step that overlapped the last may still be under way. Trainers
+    flush once they have the last answer, some once only, and upstream refuses it during that step."""
+    if scheduler.waiting_queue or scheduler.grammar_manager.grammar_queue or scheduler.chunked_req is not None:
+        return False
+    batches = (scheduler.running_batch, scheduler.last_batch)
+    return all(req.finished() for batch in batches if batch is not None for req in batch.reqs)
+
+
 def queue_what_ends(scheduler: Any, abort: AbortReq) -> None:
     """Puts the requests that are to be aborted in the queue, where upstream ends them at once. Running ones it would
     let run one more step, those whose grammar is being compiled a prefill."""
