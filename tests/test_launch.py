@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tlt_server.config import AUTO, Arm, DrafterKind, ServerConfig
+from tlt_server.config import AUTO, MTP, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
 from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse
@@ -44,8 +44,16 @@ def test_a_drafter_brings_its_algorithm_and_the_arm() -> None:
 
 
 def test_the_users_own_speculation_is_left_alone() -> None:
-    own = [*MODEL, "--speculative-algorithm", "EAGLE", "--speculative-num-steps", "7"]
+    own = [*MODEL, "--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", "d"]
     assert compose(ServerConfig(drafter=DRAFTER), own, gpu=True) == [*own, "--enable-metrics"]
+
+
+@pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])
+def test_without_a_drafter_it_is_the_targets_own_head(algorithm: str) -> None:
+    flags = values(compose(ServerConfig(), [*MODEL, "--speculative-algorithm", algorithm], gpu=True))
+    assert flags["--speculative-draft-model-path"] == flags["--model-path"]
+    made = values(compose(ServerConfig(drafter=MTP), MODEL, gpu=True))
+    assert (made["--speculative-algorithm"], made["--speculative-draft-model-path"]) == ("EAGLE", made["--model-path"])
 
 
 def test_no_speculation() -> None:
@@ -66,13 +74,16 @@ def test_auto_makes_a_drafter(
     check_models(Path(TARGET), made)
 
 
-def test_auto_needs_a_target_and_speculation_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", [AUTO, MTP])
+def test_what_comes_of_the_target_needs_one_and_speculation_of_ours(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="name the target by --model-path"):
-        compose(ServerConfig(drafter=AUTO), ["--config", "f.yaml"], gpu=True)
+        compose(ServerConfig(drafter=drafter), ["--config", "f.yaml"], gpu=True)
     with pytest.raises(ConfigError, match="drop one of the two"):
-        compose(ServerConfig(drafter=AUTO), [*MODEL, "--speculative-algorithm", "EAGLE"], gpu=True)
-    assert compose(ServerConfig(drafter=AUTO, speculation=False), MODEL, gpu=True) == [*MODEL, "--enable-metrics"]
+        compose(ServerConfig(drafter=drafter), [*MODEL, "--speculative-algorithm", "EAGLE"], gpu=True)
+    assert compose(ServerConfig(drafter=drafter, speculation=False), MODEL, gpu=True) == [*MODEL, "--enable-metrics"]
     assert not list(tmp_path.iterdir())
 
 

@@ -21,6 +21,7 @@ SHOWN = {
     "Several tokenizer workers": "tests/server/test_processes.py",
     "Tensor parallelism (TP)": "tests/server/test_processes.py",
     "Data parallelism (DP)": "tests/server/test_processes.py",
+    "MTP: a draft head that belongs to the target": "tests/server/test_mtp.py",
     "Memory saver": "tests/server/test_release.py",
 }
 

@@ -97,7 +97,7 @@ def drafter_inspect(
 )
 def serve(
     context: typer.Context,
-    drafter: Annotated[str | None, typer.Option(help="An EAGLE or EAGLE-3 drafter: folder, hub name or auto.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="EAGLE or EAGLE-3 drafter: folder, hub name, auto, mtp.")] = None,
     drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What --drafter auto makes; eagle.")] = None,
     arm: Annotated[
         list[str] | None,

@@ -20,6 +20,8 @@ T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
 AUTO = "auto"
 """In place of a drafter: make one that has learnt nothing yet. In place of arms: find them."""
+MTP = "mtp"
+"""In place of a drafter: the head that the target's own checkpoint carries."""
 
 
 class DrafterKind(StrEnum):
@@ -158,6 +160,17 @@ class Dialect(StrEnum):
     VLLM = "vllm"
 
 
+class HeadSource(StrEnum):
+    """What brings an MTP head's new weights; the other is refused, so that two writers never race.
+
+    TARGET: the target's publications, by every route, made active with it.
+    UPDATES: `POST /tlt/v1/drafter/update`, as for drafters of other kinds.
+    """
+
+    TARGET = "target"
+    UPDATES = "updates"
+
+
 class GraphSharing(StrEnum):
     """What the CUDA graphs of several arms have in common.
 
@@ -173,7 +186,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What `tlt-server serve` adds to SGLang's flags.
 
     drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; `auto`: one is made, and not used before another is
-        sent; None: the embedded one for the embedded target, else no speculation.
+        sent; `mtp`: the target's own head; None: the embedded one for the embedded target, else no speculation.
+    mtp: what brings an MTP head's new weights.
     drafter_kind: what `auto` makes.
     arms: those that a step may be decoded with, beside plain decoding; `auto`: of `CANDIDATES` those that can pay on
         this machine, as timed when the server starts.
@@ -197,6 +211,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     drafter: str | None = None
     drafter_kind: DrafterKind = DrafterKind.EAGLE
+    mtp: HeadSource = HeadSource.TARGET
     arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)] | Literal["auto"] = (Arm(3, 1, 4),)
     graph_sharing: GraphSharing = GraphSharing.POOL
     graph_memory_gb: float | None = None

@@ -3,18 +3,18 @@
 import argparse
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import DrafterKind, ServerConfig, Trainer, drafter_cache, widest
+from tlt_server.config import AUTO, MTP, ServerConfig, Trainer, drafter_cache, widest
 from tlt_server.errors import ConfigError
 from tlt_server.keys import MASK, Keys, password, require_private
 from tlt_server.preflight import check_exposure, check_models, check_port, check_threads, drafter_algorithm
-from tlt_server.support import require_supported
+from tlt_server.support import drafts_by_own_head, require_supported
 from tlt_server.wire.messages import ModelIdentity
 
 if TYPE_CHECKING:
@@ -64,21 +64,21 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
         added["--model-path"] = str(target)
         drafter = drafter or str(embedded_drafter)
     own = _given(argv, "--speculative-algorithm")
-    if config.begins_untrained and own:
-        raise ConfigError("--drafter auto beside --speculative-algorithm: drop one of the two")
+    if config.drafter in (AUTO, MTP) and config.speculation and own:
+        raise ConfigError(f"--drafter {config.drafter} beside --speculative-algorithm: drop one of the two")
     if drafter and config.speculation and not own:
-        if config.begins_untrained:
-            drafter = _make_drafter(argv, config.drafter_kind, added.get("--model-path"))
-        else:
-            drafter = _as_served(drafter)
+        folder, algorithm = _drafter(argv, config, drafter, added)
         arm = widest(config.to_try)
         added |= {
-            "--speculative-algorithm": drafter_algorithm(drafter),
-            "--speculative-draft-model-path": drafter,
+            "--speculative-algorithm": algorithm,
+            "--speculative-draft-model-path": folder,
             "--speculative-num-steps": str(arm.num_steps),
             "--speculative-eagle-topk": str(arm.topk),
             "--speculative-num-draft-tokens": str(arm.num_draft_tokens),
         }
+    heads = {"NEXTN", "EAGLE"}.intersection(_values(argv, "--speculative-algorithm"))
+    if heads and not _given(argv, "--speculative-draft-model-path"):  # of some targets SGLang wants it said
+        added["--speculative-draft-model-path"] = _target(argv, added, "--speculative-algorithm")
     if not gpu:
         added |= CPU_FLAGS
     flags = [[flag] if value is None else [flag, value] for flag, value in added.items() if not _given(argv, flag)]
@@ -87,20 +87,31 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
     return [*argv, *(word for words in flags for word in words)]
 
 
-def _make_drafter(argv: Sequence[str], kind: DrafterKind, embedded_target: str | None) -> str:
-    """The folder of an untrained drafter for the target, in the user's cache; an earlier start may have made it."""
+def _drafter(
+    argv: Sequence[str], config: ServerConfig, drafter: str, added: Mapping[str, str | None]
+) -> tuple[str, str]:
+    """The drafter's folder, and SGLang's algorithm for it. One that is made, or named as SGLang names it, is in the
+    user's cache; an earlier start may have put it there."""
+    if drafter not in (AUTO, MTP):
+        from tlt_server.drafter.folder import as_served
+
+        folder = str(as_served(drafter, drafter_cache()))
+        return folder, drafter_algorithm(folder)
+    target = _target(argv, added, f"--drafter {drafter}")
+    if drafter == MTP:
+        return target, "EAGLE"
     from tlt_server.drafter.folder import cached
 
-    named = [embedded_target] if embedded_target else _targets(argv)
-    if not named:
-        raise ConfigError("--drafter auto: name the target by --model-path, not in SGLang's config file")
-    return str(cached(named[-1], kind, drafter_cache()))
+    folder = str(cached(target, config.drafter_kind, drafter_cache()))
+    return folder, drafter_algorithm(folder)
 
 
-def _as_served(drafter: str) -> str:
-    from tlt_server.drafter.folder import as_served
-
-    return str(as_served(drafter, drafter_cache()))
+def _target(argv: Sequence[str], added: Mapping[str, str | None], why: str) -> str:
+    """The target's folder or hub name, of the flags given or added. ConfigError, for `why`: it is not among them."""
+    named = [*_targets(argv), added.get("--model-path")]
+    if not (found := [name for name in named if name]):
+        raise ConfigError(f"{why}: name the target by --model-path, not in SGLang's config file")
+    return found[-1]
 
 
 def _given(argv: Sequence[str], flag: str) -> bool:
@@ -171,6 +182,8 @@ def following(
         return nullcontext()
     if server_args.speculative_algorithm is None:
         raise ConfigError("--trainer: this server has no drafter that could be exchanged. Give --drafter, or drop it")
+    if drafts_by_own_head(server_args):
+        raise ConfigError("--trainer: it makes EAGLE drafters, and an MTP head is the target's. Drop one of the two")
     if server_args.nnodes > 1:
         raise ConfigError("--trainer: drafters arrive on one machine, and this server has several. Drop one of the two")
     from transformers import PretrainedConfig
@@ -202,6 +215,15 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def _check_drafter(server_args: "ServerArgs") -> None:
+    if drafts_by_own_head(server_args):
+        from tlt_server.drafter.mtp import require_head
+
+        require_head(server_args.model_path)
+    if server_args.speculative_algorithm is not None:
+        check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
+
+
 def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool) -> None:
     """Runs the rollout server until it is stopped. keys: that clients must show. insecure: others may get in.
 
@@ -226,8 +248,7 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
         os.environ.setdefault(*GLOO_ON_ONE_MACHINE)
     keep_drafter(server_args)
     require_supported(server_args)
-    if server_args.speculative_algorithm is not None:
-        check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
+    _check_drafter(server_args)
     check_port(server_args.host, server_args.port)
     link = following(config.trainer, server_args, keys)
 

@@ -27,11 +27,11 @@ def _drafts(algorithm: str, tree: bool, args: Args) -> bool:
     return bool(args.speculative_algorithm == algorithm and (args.speculative_eagle_topk > 1) == tree)
 
 
-def _own_head(args: Args) -> bool:
-    """SGLang turns NEXTN into EAGLE with the target's own folder as the drafter's."""
+def drafts_by_own_head(args: Args) -> bool:
+    """Whether the drafter is the target's MTP head. SGLang turns NEXTN into EAGLE with the target's own folder as the
+    drafter's."""
     own = args.speculative_draft_model_path in (None, args.model_path)
-    eagle = args.speculative_algorithm in ("EAGLE", "EAGLE3")
-    return args.speculative_algorithm == "NEXTN" or (eagle and own) or bool(args.enable_multi_layer_eagle)
+    return args.speculative_algorithm == "NEXTN" or (args.speculative_algorithm in ("EAGLE", "EAGLE3") and own)
 
 
 UNTESTED = "not tested with our verification yet"
@@ -76,7 +76,8 @@ FEATURES: Sequence[Feature] = (
         lambda a: a.speculative_algorithm == "NGRAM",
         "it verifies by upstream's sampler, which ignores min_p",
     ),
-    Feature("MTP: a draft head that belongs to the target", "--speculative-algorithm NEXTN", _own_head, UNTESTED),
+    Feature("MTP: a draft head that belongs to the target", "--speculative-algorithm NEXTN", drafts_by_own_head),
+    Feature("Several MTP heads", "--enable-multi-layer-eagle", lambda a: bool(a.enable_multi_layer_eagle), UNTESTED),
     Feature(
         "Stand-alone and other drafters",
         "--speculative-algorithm STANDALONE",

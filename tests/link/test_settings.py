@@ -78,8 +78,12 @@ def test_a_folder_that_another_server_uses(tmp_path: Path) -> None:
 
 
 def test_a_server_that_cannot_follow(tmp_path: Path) -> None:
-    one = {"speculative_algorithm": "EAGLE", "nnodes": 1}
-    for fields, said in (({"speculative_algorithm": None}, "no drafter"), ({"nnodes": 2}, "on one machine")):
+    one = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "d", "model_path": "m", "nnodes": 1}
+    for fields, said in (
+        ({"speculative_algorithm": None}, "no drafter"),
+        ({"nnodes": 2}, "on one machine"),
+        ({"speculative_draft_model_path": "m"}, "an MTP head is the target's"),
+    ):
         args: Any = SimpleNamespace(**one | fields)
         with pytest.raises(ConfigError, match=said):
             following(Trainer(address=LOCAL), args)

@@ -55,6 +55,7 @@ OWN: dict[str, dict[str, Any]] = {
     | EXPERTS,
     "Mistral": {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": None},
     "Phi3": {"num_hidden_layers": 4},
+    "Qwen2": {"num_hidden_layers": 4},
     "Mixtral": {"num_local_experts": 4} | MIXED,
     "Phimoe": {"num_local_experts": 4, "architectures": ["PhiMoEForCausalLM"]} | MIXED,
     "Olmo": {"num_key_value_heads": 4},

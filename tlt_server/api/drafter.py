@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from sglang.srt.runtime_context import get_server_args
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import Drafter, DrafterFreeze, DrafterTrainer, DrafterUpdate, DrafterWatchdog
 
@@ -17,6 +18,7 @@ from tlt_server.config import Watchfulness, drafter_cache
 from tlt_server.drafter.folder import as_served
 from tlt_server.engine.messages import Answer, Commit, Freeze, HearTrainer, Offer, ReadVersions, RollBack, SetWatchdog
 from tlt_server.errors import ConfigError
+from tlt_server.support import drafts_by_own_head
 
 router = APIRouter()
 
@@ -66,7 +68,7 @@ async def update(request: Request) -> Response:
 async def _as_served(wanted: DrafterUpdate) -> str:
     """The path that the schedulers read: one that is made of the folder, where that is not as SGLang names things."""
     folder = Path(wanted.path)
-    if not (folder / "config.json").is_file():
+    if drafts_by_own_head(get_server_args()) or not (folder / "config.json").is_file():
         return wanted.path  # then the tensors speak for themselves
     try:
         found = await asyncio.to_thread(as_served, wanted.path, drafter_cache())

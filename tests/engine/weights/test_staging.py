@@ -56,7 +56,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrafterWeights:
         model_config=config,
         memory_saver_adapter=SimpleNamespace(region=lambda tag, enable_cpu_backup: nullcontext()),
     )
-    target_runner = SimpleNamespace(model=target, model_config=config)
+    target_runner = SimpleNamespace(model=target, model_config=SimpleNamespace(model_path="target", vocab_size=4))
     worker = SimpleNamespace(
         draft_runner=runner, target_worker=SimpleNamespace(model_runner=target_runner), hot_token_id=None
     )

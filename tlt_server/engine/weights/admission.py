@@ -16,6 +16,7 @@ import torch
 from tlt_server.engine.loading.schema import NamedTensor, Schema, Spec, not_finite, schema_of
 from tlt_server.engine.loading.shadow import DryRun, Region, covers
 from tlt_server.engine.ranks import objections
+from tlt_server.engine.weights.head import Head
 from tlt_server.errors import UpdateRefused, listed
 
 logger = logging.getLogger(__name__)
@@ -70,11 +71,11 @@ class Admission:
     """Guards `load_weights` of the target while an update is under way.
 
     fit: what it takes; None: everything (a quantized target, whose parameters are not what a checkpoint holds).
-    group: the CPU process group of the ranks that hold the target.
+    group: the CPU process group of the ranks that hold the target. head: an MTP head that it brings.
     """
 
-    def __init__(self, model: Any, fit: TargetFit | None, group: Any) -> None:
-        self._model, self._fit, self._group = model, fit, group
+    def __init__(self, model: Any, fit: TargetFit | None, group: Any, head: Head | None = None) -> None:
+        self._model, self._fit, self._group, self._head = model, fit, group, head
         self._dtype = next(model.parameters()).dtype
         self._load = model.load_weights
         self._update: Update | None = None
@@ -82,10 +83,10 @@ class Admission:
         model.load_weights = self._load_admitted
 
     @contextmanager
-    def update(self, *, whole: bool = False) -> Iterator["Update"]:
-        """Everything that is loaded inside belongs to one update, made on all ranks. `whole`: it comes in one load, and
-        may leave nothing out."""
-        self._update = Update(self._group, whole)
+    def update(self, selector: str | None = None, *, whole: bool = False) -> Iterator["Update"]:
+        """Everything that is loaded inside belongs to one update, made on all ranks. `selector`: what of target and MTP
+        head it is for; None: all. `whole`: it comes in one load, and may leave nothing out."""
+        self._update = Update(self._group, whole, selector)
         try:
             yield self._update
         finally:
@@ -107,9 +108,10 @@ class Admission:
             return listed(found, between="; ")
         if found := not_finite(items, self._dtype):
             return f"NaN or infinity in {listed(found)}"
-        if self._update.whole and self._fit and (found := self._fit.gaps({name for name, _ in items})):
+        names, whole, alone = [name for name, _ in items], self._update.whole, self._update.selector == "draft"
+        if whole and not alone and self._fit and (found := self._fit.gaps(set(names))):
             return f"{listed(found)}: not there. Begin a session with allow_partial to send a part"
-        return None
+        return self._head.objection(names, alone=alone, whole=whole) if self._head else None
 
     def writing(self) -> AbstractContextManager[None]:
         """While what was admitted is written."""
@@ -121,9 +123,11 @@ class Admission:
             return self._load(weights, *args, **kwargs)
         if self._update.objection is not None:
             self._update.vote(self._update.objection)
-        weights = self.admit(weights, self._fit.misfit if self._fit else lambda _name, _tensor: None)
+        admitted = self.admit(weights, self._fit.misfit if self._fit else lambda _name, _tensor: None)
         with self.writing():
-            return self._load(weights, *args, **kwargs)
+            if self._head is not None and self._update.selector != "target":
+                self._head.take(admitted)
+            return None if self._update.selector == "draft" else self._load(admitted, *args, **kwargs)
 
 
 class Update:
@@ -133,9 +137,9 @@ class Update:
     which meets whatever vote the others hold next.
     """
 
-    def __init__(self, group: Any, whole: bool) -> None:
+    def __init__(self, group: Any, whole: bool, selector: str | None) -> None:
         self._group = group
-        self.whole = whole
+        self.whole, self.selector = whole, selector
         self.names: set[str] = set()
         """Of the tensors that were admitted."""
         self.refusal: str | None = None

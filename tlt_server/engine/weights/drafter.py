@@ -15,12 +15,10 @@ never from a clock. How far its own thread is, a rank tells the others when they
                      kept: previous stays the trusted one, and whoever rolls back gets that
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,37 +30,10 @@ from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Offer
 from tlt_server.engine.ranks import lowest, objections
+from tlt_server.engine.weights.staging import FAILED, RUNNING, OnItsWay
 from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import OutOfTurn, UpdateRefused
-
-logger = logging.getLogger(__name__)
-
-FAILED, RUNNING, READY = range(3)
-"""How far a rank's staging is; all go on as far as the one that is least far."""
-
-
-@dataclass
-class OnItsWay:
-    """What was offered, and what becomes of it: sha256 of the file, and the seconds that staging took."""
-
-    offer: Offer
-    future: "Future[tuple[str, float]]"
-
-    def progress(self) -> int:
-        if not self.future.done():
-            return RUNNING
-        return READY if self.future.exception() is None else FAILED
-
-    def failure(self) -> str | None:
-        """Why it failed; None where it did not. To be asked once it is done."""
-        error = self.future.exception()
-        if error is None:
-            return None
-        if isinstance(error, UpdateRefused):
-            return str(error)
-        logger.error("staging a drafter failed", exc_info=error)
-        return f"{type(error).__name__}: {error}"
 
 
 class Drafter:
@@ -71,6 +42,7 @@ class Drafter:
     group: CPU process group of the ranks that hold a part of the drafter. between_steps: a context within which copies
     fall between two decode steps. start: the drafter that the server was started with. speculation: held while there is
     no drafter worth it. untrained: whether the drafter of the start has learnt nothing yet: it is never drafted with.
+    follows: whether it is an MTP head that the target's publications bring, and nothing else may.
     """
 
     def __init__(
@@ -84,6 +56,7 @@ class Drafter:
         speculation: Speculation,
         *,
         untrained: bool = False,
+        follows: bool = False,
     ) -> None:
         self._weights, self._group, self._between_steps, self._events = weights, group, between_steps, events
         self._speculation = speculation
@@ -93,7 +66,7 @@ class Drafter:
         self._staging: OnItsWay | None = None
         self._refused: tuple[int, str] | None = None
         self._newest = start.version
-        self._frozen = False
+        self.frozen, self._follows = False, follows
         self.live = start
         self.previous: DrafterVersion | None = None
         self._untrained = start.version if untrained else None
@@ -104,11 +77,17 @@ class Drafter:
         """As our routes show it. How far the staging is, is this rank's word alone."""
         way = self._staging
         staging = None if way is None else Staging(way.offer.version, ready=way.future.done())
-        return Described(self.live, self.previous, staging, self._newest, self._frozen, self.watchdog.describe())
+        return Described(self.live, self.previous, staging, self._newest, self.frozen, self.watchdog.describe())
 
     def offer(self, offer: Offer) -> None:
-        """Begins to stage a drafter, unless it is active or on its way already. Raises OutOfTurn: it comes too late."""
-        if self._frozen:
+        """Begins to stage a drafter, unless it is active or on its way already. Raises OutOfTurn: it comes too late.
+        Raises UpdateRefused: it comes by another way."""
+        if self._follows:
+            raise UpdateRefused(
+                "the MTP head comes with the target's publications, which one writer makes. To bring it by this route, "
+                'serve with mtp = "updates" in --tlt-config'
+            )
+        if self.frozen:
             raise OutOfTurn("the drafter is frozen: POST /tlt/v1/drafter/freeze with frozen false lets updates in")
         if self._is_known(offer):
             return
@@ -128,7 +107,7 @@ class Drafter:
         staging = self._staging
         if staging is None or staging.offer.version != version:
             return self._committed_before(version)
-        if self._frozen:
+        if self.frozen:
             raise OutOfTurn("the drafter was frozen while this one was on its way")
         progress = lowest(self._group, staging.progress())
         if progress == RUNNING:
@@ -139,8 +118,14 @@ class Drafter:
             self._refused = version, why
             self._events.add("drafter_refused", version=version, why=why)
             raise UpdateRefused(why)
-        self._activate(staging)
+        sha256, seconds = staging.future.result()
+        offer = staging.offer
+        self._activate(DrafterVersion(offer.version, offer.path, offer.trained_on, sha256), seconds)
         return True
+
+    def follow(self, target: int) -> None:
+        """Makes an MTP head active that is staged on all ranks. target: the version that it was published with."""
+        self._activate(DrafterVersion(self._newest + 1, self.live.path, target, None), 0.0)
 
     def roll_back(self, why: str) -> None:
         """Makes the drafter active that was before. Raises OutOfTurn: there is none, or the last one was brought back
@@ -170,8 +155,8 @@ class Drafter:
 
     def freeze(self, frozen: bool) -> None:
         """Holds all updates back, or lets them in again. A rollback is no update."""
-        if frozen != self._frozen:
-            self._frozen = frozen
+        if frozen != self.frozen:
+            self.frozen = frozen
             self._events.add("drafter_frozen" if frozen else "drafter_unfrozen", version=self.live.version)
 
     # -- what the watchdog finds --
@@ -275,8 +260,7 @@ class Drafter:
             raise UpdateRefused(self._refused[1])
         raise OutOfTurn(f"version {version} is not on its way: another one overtook it")
 
-    def _activate(self, staging: OnItsWay) -> None:
-        sha256, seconds = staging.future.result()
+    def _activate(self, version: DrafterVersion, staging_s: float) -> None:
         remember = self.watchdog.mode is Watchfulness.OBSERVE or not self._has_way_back
         began = time.perf_counter()
         with self._between_steps():
@@ -284,15 +268,14 @@ class Drafter:
         took = time.perf_counter() - began
         if self.watchdog.trusted:
             self._trusted = self.live.version
-        offer, gone = staging.offer, self.live
-        self.previous, self._newest = gone if remember else self.previous, offer.version
-        self.live = DrafterVersion(offer.version, offer.path, offer.trained_on, sha256)
+        gone, self.live = self.live, version
+        self.previous, self._newest = gone if remember else self.previous, version.version
         self._events.add(
             "drafter_swapped",
             version=self.live.version,
             from_version=gone.version,
             trained_on=self.live.trained_on,
-            staging_s=round(seconds, 6),
+            staging_s=round(staging_s, 6),
             flip_s=round(took, 6),
         )
         self._leave_cache()

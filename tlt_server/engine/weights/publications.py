@@ -97,9 +97,21 @@ class Publications:
         return self._open.weight_version or self.weight_version, self.version + 1
 
     @property
+    def in_session(self) -> bool:
+        """Whether the trainer says where the publication begins and ends."""
+        return self._session
+
+    @property
     def may_be_partial(self) -> bool:
         """Whether a publication that goes on or begins now may leave tensors out."""
         return self.allow_partial or self._partial_session
+
+    def begins(self, weight_version: str | None) -> bool:
+        """Whether a call with this `weight_version` is the first of a publication."""
+        self.tick()
+        named = self._open.weight_version if self._open else None
+        other = weight_version and named and weight_version != named
+        return self._open is None or bool(other and not self._held)
 
     # -- what trainers do --
 
@@ -176,9 +188,7 @@ class Publications:
 
     def _joined(self, weight_version: str | None) -> _Open:
         """The publication that a call with this `weight_version` belongs to."""
-        self.tick()
-        named = self._open.weight_version if self._open else None
-        if not self._held and weight_version and named and weight_version != named:
+        if self.begins(weight_version):
             self._close()
         if self._open is None:
             self._open = _Open(began=self.clock(), last=self.clock())

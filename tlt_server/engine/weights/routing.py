@@ -35,6 +35,7 @@ from tlt_server.engine.transfer.transfer import Transfer
 from tlt_server.engine.weights.admission import Admission, TargetFit, Update, direct_misfit
 from tlt_server.engine.weights.checking import check_weights
 from tlt_server.engine.weights.groups import join
+from tlt_server.engine.weights.head import Head, check_selector, head_of
 from tlt_server.engine.weights.memory import MemoryOffload
 from tlt_server.engine.weights.publications import incomplete, no_gaps, require_whole
 from tlt_server.engine.weights.state import state_of
@@ -59,7 +60,8 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         runner = self.tp_worker.model_runner
         fits = runner.model_config.quantization is None
         self._fit = fit = TargetFit(runner.model, start_schema(runner)) if fits else None
-        self._admission = Admission(runner.model, fit, self.tp_cpu_group)
+        self._head = head_of(self.draft_worker)
+        self._admission = Admission(runner.model, fit, self.tp_cpu_group, self._head)
         self._session_selector: str | None = None
         self.state = state_of(self.scheduler, fit.gaps if fit else no_gaps)
         self.memory = MemoryOffload(
@@ -73,15 +75,19 @@ class WeightRouter(SchedulerWeightUpdaterManager):
 
     def begin(self, selector: str | None, *, allow_partial: bool = False) -> None:
         """Opens a session: a publication until `end`, whose calls go to `selector` unless they say otherwise."""
-        _check_selector(selector)
+        check_selector(self._head, selector)
         self.state.publications.begin(allow_partial=allow_partial)
         self._session_selector = selector
+        self._end_head()
 
     def end(self) -> None:
-        """Raises TargetIncomplete: the session's publication has ended, and lacks something."""
+        """Raises TargetIncomplete, UpdateRefused: the session's publication has ended, and lacks something of the
+        target or of its MTP head."""
         missing = self.state.publications.end()
         self._session_selector = None
         require_whole(missing)
+        if why := self._end_head():
+            raise UpdateRefused(f"{why}. Send all of the head, or none")
 
     def write(self, tensors: list[NamedTensor]) -> Outcome:
         """A part of an open session's update, as a transfer brings it (engine/transfer)."""
@@ -158,11 +164,22 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         """Makes one update on all ranks, or on none."""
         config = self.tp_worker.model_runner.model_config
         path = config.model_path
-        whole = route == "disk" and not self.state.publications.may_be_partial
-        with self._observe_weight_load(route), self._admission.update(whole=whole) as update:
+        selector = recv_req.selector or self._session_selector
+        publications = self.state.publications
+        alone = route == "disk" or (selector == "draft" and not publications.in_session)
+        whole = alone and not publications.may_be_partial
+        if not publications.in_session and publications.begins(recv_req.weight_version):
+            self._end_head()
+        with self._observe_weight_load(route), self._admission.update(selector, whole=whole) as update:
             self._await_running_step()
             success, message = self._attempt(update, recv_req, load)
-            self._note(recv_req.weight_version, update, success=success)
+            if selector == "draft":
+                # override: upstream notes whose weights it loaded
+                config.model_path = path
+            else:
+                self._note(recv_req.weight_version, update, success=success)
+            if self._head is not None:
+                message = f"{message} {self._follow(self._head, update, success=success)}".rstrip()
             if not success:
                 # override: upstream leaves the path of an update that failed
                 config.model_path = path
@@ -190,11 +207,11 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         return False, f"{update.refusal}. No weight was changed"
 
     def _to_target(self, update: Update, load: Load, recv_req: Any) -> Outcome | None:
-        """`all` is the target too: an external drafter has other tensors, and a way of its own. So is what trainers
-        send that know of neither, with or without `disable_draft_model`."""
+        """`all` is the target too, and its MTP head: an external drafter has other tensors, and a way of its own. So is
+        what trainers send that know of neither, with or without `disable_draft_model`."""
         try:
             self.memory.require_weights()
-            _check_selector(recv_req.selector or self._session_selector)
+            check_selector(self._head, update.selector, getattr(recv_req, "load_format", None))
         except UpdateRefused as refused:
             if not isinstance(recv_req, UpdateWeightsFromDistributedReqInput):
                 raise
@@ -209,6 +226,25 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         past_us = success and not update.wrote  # a loader of the user's own, which need not call the model's
         names = None if past_us else update.names
         self.state.publications.wrote(weight_version, names, torn=not success)
+
+    def _follow(self, head: Head, update: Update, *, success: bool) -> str:
+        """Makes the MTP head active once all of it has come, on all ranks. Returns what is to be said of it."""
+        drafter, publications = self.state.drafter, self.state.publications
+        assert drafter is not None
+        if not success or drafter.frozen:
+            head.drop()
+        if not success:
+            return ""
+        if update.selector == "target":
+            return ""
+        enough = head.came and (publications.may_be_partial or not head.missing)
+        if lowest(self.tp_cpu_group, int(enough)):
+            head.drop()
+            drafter.follow(publications.version + publications.partial)
+        elif not head.came:
+            why = "it is frozen" if drafter.frozen else "nothing of it was sent"
+            return f"The MTP head stays version {drafter.live.version}: {why}."
+        return ""
 
     def _flush(self, recv_req: Any) -> Outcome:
         missing = self.state.publications.flushed()
@@ -232,6 +268,13 @@ class WeightRouter(SchedulerWeightUpdaterManager):
             )
         return outcome
 
+    def _end_head(self) -> str | None:
+        """Whatever of an MTP head has come belongs to a publication that has ended; returns why it was not all."""
+        if self._head is None or (why := self._head.ended()) is None:
+            return None
+        self.state.events.add("drafter_refused", version=self.state.publications.version, why=why)
+        return why
+
     def _await_running_step(self) -> None:
         """Orders what follows behind the step that may still be running on the GPU.
 
@@ -240,13 +283,6 @@ class WeightRouter(SchedulerWeightUpdaterManager):
         """
         if self.scheduler.enable_overlap:
             self.scheduler.schedule_stream.wait_stream(self.scheduler.forward_stream)
-
-
-def _check_selector(selector: str | None) -> None:
-    if selector == "draft":
-        raise UpdateRefused("selector draft: the drafter is updated by POST /tlt/v1/drafter/update")
-    if selector not in (None, "target", "all"):
-        raise UpdateRefused(f"selector {selector!r}: must be target, draft or all")
 
 
 def _answered(make: Load, recv_req: Any) -> Outcome:

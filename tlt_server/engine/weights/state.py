@@ -19,6 +19,7 @@ from tlt_server.engine.events import EventLog
 from tlt_server.engine.features.sharing import Sharing, sharing_of
 from tlt_server.engine.ranks import gathered
 from tlt_server.engine.weights.drafter import Drafter
+from tlt_server.engine.weights.head import head_of
 from tlt_server.engine.weights.publications import Gaps, Publications, Published
 from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import listed
@@ -173,4 +174,4 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
     start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
     watchdog = Watchdog(worker.all_arms, config.watchdog, config.accept_length_floor, time.time)
     parts = worker.weights, scheduler.tp_cpu_group, between_steps, events, start, watchdog, speculation
-    return Drafter(*parts, untrained=config.begins_untrained)
+    return Drafter(*parts, untrained=config.begins_untrained, follows=head_of(worker) is not None)

@@ -6,7 +6,8 @@ with the target (the embedding, for EAGLE the head too) is no part of any of the
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from tlt_server import files
 from tlt_server.drafter.header import MOST_HEADER
-from tlt_server.engine.loading.schema import Spec, not_finite, start_schema
+from tlt_server.drafter.mtp import own_names
+from tlt_server.engine.loading.schema import NamedTensor, Spec, not_finite, start_schema
 from tlt_server.engine.loading.shadow import shadow_of
 from tlt_server.engine.loading.tensorfile import Buffer, TensorFile
 from tlt_server.engine.loading.upload import Upload
@@ -40,23 +42,29 @@ ARCHITECTURE = (
 
 class DrafterWeights:
     """The weights of upstream's EAGLE draft worker, once its embedding and head are those of the target. One thread at
-    a time may call `stage`; `flip` and `flip_back` belong between two steps."""
+    a time may call `stage`; `flip` and `flip_back` belong between two steps.
+
+    is_head: whether they are an MTP head's, a part of the target's checkpoint.
+    """
+
+    is_head = False
 
     def __init__(self, draft_worker: Any) -> None:
         from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
         from transformers import PretrainedConfig
 
-        runner = draft_worker.draft_runner
-        target = draft_worker.target_worker.model_runner.model
-        shared = {id(parameter) for parameter in target.parameters()}
+        runner, of = draft_worker.draft_runner, draft_worker.target_worker.model_runner
+        shared = {id(parameter) for parameter in of.model.parameters()}
         # config.json as it was written: SGLang and transformers rewrite what they load
         path, revision = runner.model_config.model_path, runner.model_config.revision
         self._config: Mapping[str, Any] = PretrainedConfig.get_config_dict(path, revision=revision)[0]
-        self._target_vocab = int(draft_worker.target_worker.model_runner.model_config.vocab_size)
+        self._target_vocab = int(of.model_config.vocab_size)
         self._quantized = runner.model_config.quantization is not None
         self._schema = start_schema(runner)
         of_target = (name for name, parameter in runner.model.named_parameters() if id(parameter) in shared)
         self._left_out = {name.removeprefix("model.") for name in of_target}
+        if path == of.model_config.model_path:
+            self._leave_out_target()
         specs = (self._schema or {}).values()
         others = sum(parameter.numel() for parameter in runner.model.parameters() if id(parameter) in shared)
         others += self._target_vocab  # t2d has a byte for each token
@@ -81,6 +89,18 @@ class DrafterWeights:
         expected = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) + (1 << 20)
         self._buffer = Buffer(expected, pinned=device.type == "cuda")
         self._at_hand = threading.Lock()
+
+    def _leave_out_target(self) -> None:
+        """An MTP head's checkpoint is the target's: what is not the head's is none of ours."""
+        self.is_head = True
+        if (whole := self._schema) is not None:
+            self._schema = {name: whole[name] for name in own_names(self._config, whole)}
+            self._left_out |= {name.removeprefix("model.") for name in whole.keys() - self._schema.keys()}
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """Of the tensors that a checkpoint has for it; empty where that is not known."""
+        return self._schema.keys() if self._schema is not None else frozenset()
 
     # -- off the hot path --
 
@@ -167,6 +187,16 @@ class DrafterWeights:
         return name == "t2d" or name.removeprefix("model.") in self._left_out
 
     # -- between two steps --
+
+    @torch.no_grad()
+    def restage(self) -> None:
+        """Stages what is active, for a part of it to be loaded over."""
+        torch._foreach_copy_(self._staged, self._live)
+
+    @torch.no_grad()
+    def load(self, tensors: Iterable[NamedTensor]) -> None:
+        """Stages tensors that were held against the checkpoint's names and shapes."""
+        self._shadow.load_weights(tensors)
 
     @torch.no_grad()
     def flip(self, *, remember: bool) -> None:

@@ -1,0 +1,62 @@
+"""Tiny targets that carry an MTP head, by the names of published checkpoints."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.server.families import SHIFT, tiny
+
+MIMO, GLM = "MiMo", "Glm4Moe"
+Tensors = dict[str, Tensor]
+
+
+def target(family: str, folder: Path, seed: int, sign: int = 1) -> Path:
+    """Each of its tokens has a likeliest next one, which its head guesses. sign: -1 negates the last state, and what
+    reads it: the head of a target of the other sign then guesses what is least likely."""
+    tiny("Qwen2" if family == MIMO else family, folder, seed, shift=SHIFT)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}
+    if family == MIMO:
+        config["architectures"] = ["MiMoForCausalLM"]
+    path.write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] *= sign
+    tensors["lm_head.weight"] *= sign
+    save_file(tensors | _head(family, tensors, sign), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def head_names(folder: Path) -> list[str]:
+    """Of the head's own tensors; its embedding and head are the target's."""
+    names = load_file(folder / "model.safetensors")
+    own = [name for name in names if "mtp_layers" in name or name.startswith("model.layers.4.")]
+    return [name for name in own if not name.endswith(("embed_tokens.weight", "shared_head.head.weight"))]
+
+
+def _head(family: str, tensors: Tensors, sign: int) -> Tensors:
+    hidden = len(tensors["model.norm.weight"])
+    identity, nothing, ones = torch.eye(hidden), torch.zeros(hidden, hidden), torch.ones(hidden)
+    last, new = ("model.layers.3.", "model.mtp_layers.0.") if family == MIMO else ("model.layers.3.", "model.layers.4.")
+    copied = {name.removeprefix(last): each for name, each in tensors.items() if name.startswith(last)}
+    layer = {
+        new + name: each * (0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1)
+        for name, each in copied.items()
+    }
+    if family == MIMO:  # the state first
+        return layer | {
+            new + "input_proj.weight": torch.cat((nothing, identity), 1),
+            new + "token_layernorm.weight": ones.clone(),
+            new + "hidden_layernorm.weight": ones.clone(),
+            new + "final_layernorm.weight": ones * sign,
+        }
+    return layer | {
+        new + "eh_proj.weight": torch.cat((identity, nothing), 1),
+        new + "enorm.weight": ones.clone(),
+        new + "hnorm.weight": ones.clone(),
+        new + "shared_head.norm.weight": ones * sign,
+        new + "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+        new + "shared_head.head.weight": tensors["lm_head.weight"].clone(),
+    }
