@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import AUTO, MTP, ServerConfig, Trainer, drafter_cache, widest
+from tlt_server.config import AUTO, MTP, DrafterKind, ServerConfig, Trainer, drafter_cache, widest
 from tlt_server.errors import ConfigError
 from tlt_server.keys import MASK, Keys, password, require_private
-from tlt_server.preflight import check_exposure, check_models, check_port, check_threads, drafter_algorithm
+from tlt_server.preflight import (
+    check_exposure,
+    check_models,
+    check_port,
+    check_threads,
+    drafter_algorithm,
+    read_model_config,
+)
 from tlt_server.support import drafts_by_own_head, require_supported
 from tlt_server.wire.messages import ModelIdentity
 
@@ -220,6 +227,11 @@ def _check_drafter(server_args: "ServerArgs") -> None:
         from tlt_server.drafter.mtp import require_head
 
         require_head(server_args.model_path)
+    elif server_args.speculative_algorithm is not None:
+        from tlt_server.drafter.capability import require_drafted
+
+        kind = DrafterKind(server_args.speculative_algorithm.lower())
+        require_drafted(read_model_config("target", server_args.model_path), kind, f"target {server_args.model_path}")
     if server_args.speculative_algorithm is not None:
         check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
 

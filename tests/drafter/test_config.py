@@ -39,6 +39,13 @@ def test_classes(
     assert (config["architectures"], config["model_type"]) == ([architecture], model_type)
 
 
+@pytest.mark.parametrize("architecture", ["ApertusForCausalLM", "MiMoForCausalLM", "Exaone4ForCausalLM"])
+def test_a_class_that_offers_what_it_takes_is_drafted_for(architecture: str, tmp_path: Path) -> None:
+    """Whether tests have tried it is a line in the log."""
+    config = made(write_config(tmp_path, architectures=[architecture]), DrafterKind.EAGLE)
+    assert config["architectures"] == ["LlamaForCausalLMEagle"]
+
+
 def test_the_embedded_drafters_are_what_we_would_make() -> None:
     target, drafter = default_paths()
     for kind, folder in zip(DrafterKind, (drafter, eagle3_path()), strict=True):
@@ -77,10 +84,14 @@ def test_eagle3_reads_three_layers_before_the_last(layers: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "draft_vocab", "said"),
     [
-        ({"model_type": "gemma3_text"}, "eagle", None, r"model type gemma3_text \(LlamaForCausalLM\): no drafter"),
-        ({"architectures": ["LlamaForCausalLMEagle"]}, "eagle", None, r"model type llama \(LlamaForCausalLMEagle\)"),
-        ({"model_type": "qwen2_5_vl", "vocab_size": None}, "eagle", None, "model type qwen2_5_vl"),
-        ({"architectures": None}, "eagle", None, r"model type llama \(\)"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, "eagle", None, "SGLang has no language model of that class"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "eagle", None, "no language model of that class"),
+        ({"architectures": None}, "eagle", None, "no eagle drafter for a target without architectures"),
+        ({"architectures": ["MixtralForCausalLM"]}, "eagle", None, r"give its embedding.*Serve it with --no-spec"),
+        ({"architectures": ["Exaone4ForCausalLM"]}, "eagle3", None, r"middle layers away.*Take an eagle drafter"),
+        ({"architectures": ["MiMoForCausalLM"]}, "eagle3", None, "set_eagle3_layers_to_capture"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "eagle", None, "a sliding window were not shown"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 8}, "eagle", None, "MLA"),
         ({"hidden_size": None}, "eagle", None, r"config\.json: .*`hidden_size`"),
         ({"hidden_size": 0}, "eagle", None, r"config\.json: .*>= 1 - at `\$\.hidden_size`"),
         ({"dtype": "float8_e4m3fn"}, "eagle", None, r"config\.json: .*'float8_e4m3fn' - at `\$\.dtype`"),

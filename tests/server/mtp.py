@@ -16,11 +16,9 @@ Tensors = dict[str, Tensor]
 def target(family: str, folder: Path, seed: int, sign: int = 1) -> Path:
     """Each of its tokens has a likeliest next one, which its head guesses. sign: -1 negates the last state, and what
     reads it: the head of a target of the other sign then guesses what is least likely."""
-    tiny("Qwen2" if family == MIMO else family, folder, seed, shift=SHIFT)
+    tiny(family, folder, seed, shift=SHIFT)
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}
-    if family == MIMO:
-        config["architectures"] = ["MiMoForCausalLM"]
     path.write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] *= sign

@@ -1,36 +1,23 @@
 """The config.json of a drafter, and what of the target's it follows from."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tlt_server.config import DrafterKind
+from tlt_server.drafter.capability import require_capable, require_drafted
 from tlt_server.errors import ConfigError
 
 Count = Annotated[int, msgspec.Meta(gt=0)]
 
 
-class Family(NamedTuple):
-    """Targets of one model type, and the class of SGLang's that drafts for them as EAGLE."""
-
-    architecture: str
-    eagle: str
-    eagle_model_type: str
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("LlamaForCausalLM", "LlamaForCausalLMEagle", "llama"),
-    "qwen2": Family("Qwen2ForCausalLM", "Qwen2ForCausalLMEagle", "qwen2"),
-    # SGLang has no EAGLE class of Qwen3's own; Llama's does without the norms of query and key
-    "qwen3": Family("Qwen3ForCausalLM", "LlamaForCausalLMEagle", "llama"),
-    # a drafter's one layer is dense, whatever the target's are
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", "LlamaForCausalLMEagle", "llama"),
-    "glm4_moe": Family("Glm4MoeForCausalLM", "LlamaForCausalLMEagle", "llama"),
-    "mistral": Family("MistralForCausalLM", "LlamaForCausalLMEagle", "llama"),
-    "phi3": Family("Phi3ForCausalLM", "LlamaForCausalLMEagle", "llama"),
-}
+EAGLE = ("LlamaForCausalLMEagle", "llama")
+"""SGLang's class, and its model type, that drafts for every family: its one layer is dense, whatever the target's are,
+and has no norms of query and key."""
+OWN_EAGLE: Mapping[str, tuple[str, str]] = {"Qwen2ForCausalLM": ("Qwen2ForCausalLMEagle", "qwen2")}
+"""Targets that have one of their own."""
 EAGLE3 = "LlamaForCausalLMEagle3"  # for every family
 EAGLE3_LAYERS = 3
 
@@ -82,14 +69,7 @@ class DrafterConfig(ModelConfig, frozen=True, kw_only=True):
 def target_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """What a drafter needs to know of a target's config.json; `where` names it in the error. Raises ConfigError: a
     target that no drafter can be made for, or a key that is missing or ill-typed."""
-    model_type, architectures = str(raw.get("model_type")), raw.get("architectures") or []
-    family = FAMILIES.get(model_type)
-    if family is None or family.architecture not in architectures:
-        supported = ", ".join(f"{name} ({family.architecture})" for name, family in FAMILIES.items())
-        raise ConfigError(
-            f"{where}: model type {model_type} ({', '.join(architectures)}): no drafter can be made for it. "
-            f"Those supported are {supported}"
-        )
+    require_drafted(raw, DrafterKind.EAGLE, where)
     renamed = {"dtype": raw["torch_dtype"]} if raw.get("torch_dtype") and not raw.get("dtype") else {}
     try:
         return msgspec.convert({**raw, **renamed}, ModelConfig)
@@ -111,8 +91,9 @@ def drafter_config(target: ModelConfig, kind: DrafterKind, draft_vocab: int | No
         "head_dim": target.head_dim or target.hidden_size // target.num_attention_heads,
     }
     if kind is DrafterKind.EAGLE:
-        family = FAMILIES[target.model_type]
-        return DrafterConfig(**common | {"architectures": (family.eagle,), "model_type": family.eagle_model_type})
+        architecture, model_type = OWN_EAGLE.get(target.architectures[0], EAGLE)
+        return DrafterConfig(**common | {"architectures": (architecture,), "model_type": model_type})
+    require_capable(target.architectures[0], kind, "the target")
     return DrafterConfig(
         **common | {"architectures": (EAGLE3,), "model_type": "llama"},
         draft_vocab_size=draft_vocab,

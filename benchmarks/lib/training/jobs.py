@@ -16,7 +16,7 @@ from benchmarks.lib.training.lengths import Length
 from benchmarks.models.shapes import SHAPES
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
-from tlt_server.drafter.config import FAMILIES, ModelConfig, drafter_config
+from tlt_server.drafter.config import ModelConfig, drafter_config
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import read_config
 from tlt_server.trainer.learn.chains import Frozen
@@ -36,10 +36,9 @@ def config_of(shape: str) -> Mapping[str, Any]:
         return read_config(default_paths()[1])
     if (sizes := SHAPES.get(shape)) is None:
         raise ConfigError(f"--shape {shape}: not known. Choose one of {', '.join((EMBEDDED, *SHAPES))}")
-    family = "qwen2" if sizes.bias else "llama"
     target = ModelConfig(
-        architectures=(FAMILIES[family].architecture,),
-        model_type=family,
+        architectures=("Qwen2ForCausalLM" if sizes.bias else "LlamaForCausalLM",),
+        model_type="qwen2" if sizes.bias else "llama",
         vocab_size=sizes.vocab,
         hidden_size=sizes.hidden,
         intermediate_size=sizes.mlp,
