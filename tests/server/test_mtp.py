@@ -10,8 +10,8 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.server import mtp
-from tests.server.families import PROMPTS, answered, expected
+from benchmarks.models import heads as mtp
+from benchmarks.models.families import PROMPTS, answered, counted, expected
 from tests.server.trainer import Trainer, buckets, tensors_of, while_running
 from tlt_server.drafter.mtp import require_head
 from tlt_server.errors import ConfigError
@@ -29,13 +29,8 @@ class Served(NamedTuple):
     second: Path
 
     def accept_length(self) -> float:
-        before, _ = self._counters(), answered(self.url)
-        after = self._counters()
+        before, _, after = counted(self.url), answered(self.url), counted(self.url)
         return 1 + (after["accepted_tokens"] - before["accepted_tokens"]) / (after["drafts"] - before["drafts"])
-
-    def _counters(self) -> dict[str, int]:
-        found: dict[str, int] = httpx.get(f"{self.url}/tlt/v1/status").raise_for_status().json()["counters"]
-        return found
 
     def head(self) -> dict[str, int]:
         found: dict[str, int] = httpx.get(f"{self.url}/tlt/v1/drafter").raise_for_status().json()["live"]

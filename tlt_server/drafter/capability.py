@@ -29,7 +29,7 @@ BOTH = (
     "Phi3ForCausalLM",
 )
 TRIED = {DrafterKind.EAGLE: (*BOTH, "Glm4ForCausalLM", "MiMoForCausalLM"), DrafterKind.EAGLE3: BOTH}
-"""Targets that tests draft for (python -m tests.server.families)."""
+"""Targets that tests draft for (`python -m benchmarks models`)."""
 UNSHOWN = {
     "linear_attention": "layers with a state in place of keys and values",
     "sliding_attention": "layers with a sliding window",

@@ -1,6 +1,9 @@
-"""Which published forms of drafters are served, exchanged, trained and exported again?
+"""Which families of models are drafted for; which published forms of drafters are served, exchanged, trained, exported?
 
     python -m benchmarks models --json benchmarks/results/models.cpu2.json
+
+Of each family (models/families.py, models/heads.py) a tiny checkpoint is served, plainly and with each kind of drafter;
+greedy answers to 20 prompts must be transformers' before and after updates of target and drafter.
 
 The embedded drafters are written as others would publish them (models/formats.py). Each is served, and must answer as a
 server without a drafter does, token for token at temperature 0; is exchanged for itself while the server runs, and must
@@ -9,18 +12,23 @@ could guess, and whose tokens a verify pass are fewer than 1.2, is silently usel
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import httpx
 from rich.markdown import Markdown
 
 from benchmarks.lib.command import Models, out, run
 from benchmarks.lib.servers import Request, Server, tokens_of
 from benchmarks.lib.tables import table
+from benchmarks.models.families import DRAFTED, FAMILIES, draft_and_update, serve_and_update
 from benchmarks.models.formats import FORMATS, REFUSED, TARGET, UNTRAINED
+from benchmarks.models.heads import GLM, MIMO, follow
 from tlt_server import results
+from tlt_server.config import DrafterKind
 from tlt_server.demo.lossless import Tokens
 from tlt_server.drafter.published import read
 from tlt_server.errors import ConfigError, ServerFailed
@@ -87,39 +95,93 @@ def train(folder: Path, scratch: Path) -> tuple[str, str]:
     return WORKS, WORKS if same else DIFFERS
 
 
-def figures(found: Mapping[str, Mapping[str, str]], accepted: Mapping[str, float | None]) -> Figures:
-    """Counts over all forms."""
-    cells = [cell for row in found.values() for cell in row.values()]
+def family_rows(scratch: Path, *, smoke: bool) -> dict[str, dict[str, str]]:
+    """Cells by family. plain: without a drafter, or one that has learnt nothing; then by kind of drafter."""
+    rows: dict[str, dict[str, str]] = {}
+    for family in FAMILIES[: SMOKE if smoke else None]:
+        plain = _made(partial(serve_and_update, family), scratch / family)
+        rows[family] = {"plain": plain} | dict.fromkeys(DrafterKind, REFUSES if plain == WORKS else "")
+        out.print(f"{family}: {', '.join(rows[family].values())}")
+    for family, kind in DRAFTED[: SMOKE if smoke else None]:
+        cell = _made(partial(draft_and_update, family, kind), scratch / f"{family}-{len(kind)}")
+        refused = {each: REFUSES for each in DrafterKind if (family, each) not in DRAFTED}
+        row = rows.setdefault(family, {"plain": cell} | refused)
+        row[kind] = cell
+        out.print(f"{family}, {kind}: {cell}")
+    for family in (MIMO, GLM)[: 1 if smoke else None]:
+        rows.setdefault(family, {})["mtp"] = _made(partial(follow, family), scratch / f"{family}-mtp")
+        out.print(f"{family}, mtp: {rows[family]['mtp']}")
+    return rows
+
+
+def _made(work: Callable[[Path], None], folder: Path) -> str:
+    folder.mkdir()
+    try:
+        work(folder)
+    except AssertionError as error:
+        out.print(f"{folder.name}: {str(error).partition(chr(10))[0] or 'not what transformers says'}")
+        return DIFFERS
+    except (ServerFailed, httpx.HTTPError) as error:
+        out.print(f"{folder.name}: {str(error).partition(chr(10))[0]}")
+        return CRASH
+    return WORKS
+
+
+def family_figures(rows: Mapping[str, Mapping[str, str]]) -> Figures:
+    """Counts over all families."""
+    kinds = ("plain", *DrafterKind, "mtp")
+    return {"families": len(rows)} | {
+        f"families_{kind}": sum(row.get(kind) == WORKS for row in rows.values()) for kind in kinds
+    }
+
+
+def figures(
+    found: Mapping[str, Mapping[str, str]],
+    accepted: Mapping[str, float | None],
+    families: Mapping[str, Mapping[str, str]],
+) -> Figures:
+    """Counts over all forms, and over all families."""
+    cells = [cell for row in (*found.values(), *families.values()) for cell in row.values()]
     made: Figures = {f"formats_{what}": sum(row[what] == WORKS for row in found.values()) for what in CELLS}
     made |= {"formats": len(found), "formats_refused": sum(row["served"] == REFUSES for row in found.values())}
     made |= {"crashes": cells.count(CRASH), "silently_useless": cells.count(USELESS), "differs": cells.count(DIFFERS)}
+    made |= family_figures(families)
     lengths = [each for each in accepted.values() if each is not None]
     return made | {"accept_length_min": min(lengths), "accept_length_max": max(lengths)} if lengths else made
 
 
-def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> Result:
-    names = list(FORMATS)[:SMOKE] if arguments.smoke else list(FORMATS)
+def formats(scratch: Path, *, smoke: bool) -> tuple[dict[str, dict[str, str]], dict[str, float | None]]:
+    """Cells by form, and tokens a verify pass of those whose numbers can guess."""
     params = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
     requests: list[Request] = [(prompt, params) for prompt in Models(TARGET, TARGET).prompts(PROMPTS)]
     found: dict[str, dict[str, str]] = {}
     accepted: dict[str, float | None] = {}
+    with running_server(["--model-path", str(TARGET), "--no-speculation"], scratch / "plain.log") as url:
+        server = Server(url, 0.0)
+        with server.http:
+            wanted = [tokens_of(each) for each in server.ask(requests, at_once=4) if each]
+    for number, name in enumerate(list(FORMATS)[: SMOKE if smoke else None]):
+        folder = scratch / f"published-{number}"
+        FORMATS[name](folder)
+        guesses = name not in UNTRAINED
+        served = serve(folder, wanted, requests, scratch / f"{number}.log", guesses=guesses)
+        trained, exported = train(folder, scratch / f"exported-{number}")
+        cells = (served.served, served.exchanged, trained, exported)
+        found[name] = dict(zip(CELLS, cells, strict=True))
+        accepted[name] = served.accept_length if guesses else None
+        out.print(f"{name}: {', '.join(filter(None, cells))}")
+    return found, accepted
+
+
+def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> Result:
     with TemporaryDirectory(prefix="tlt-models-") as place:
-        scratch = Path(place)
-        with running_server(["--model-path", str(TARGET), "--no-speculation"], scratch / "plain.log") as url:
-            server = Server(url, 0.0)
-            with server.http:
-                wanted = [tokens_of(each) for each in server.ask(requests, at_once=4) if each]
-        for number, name in enumerate(names):
-            folder = scratch / f"published-{number}"
-            FORMATS[name](folder)
-            guesses = name not in UNTRAINED
-            served = serve(folder, wanted, requests, scratch / f"{number}.log", guesses=guesses)
-            trained, exported = train(folder, scratch / f"exported-{number}")
-            cells = (served.served, served.exchanged, trained, exported)
-            found[name] = dict(zip(CELLS, cells, strict=True))
-            accepted[name] = served.accept_length if guesses else None
-            out.print(f"{name}: {', '.join(filter(None, cells))}")
-    result = results.measured_here("models", ["python", "-m", "benchmarks", "models", *argv], figures(found, accepted))
+        families = family_rows(Path(place), smoke=arguments.smoke)
+        found, accepted = formats(Path(place), smoke=arguments.smoke)
+    made = figures(found, accepted, families)
+    result = results.measured_here("models", ["python", "-m", "benchmarks", "models", *argv], made)
+    kinds = ("plain", *DrafterKind, "mtp")
+    drafted = [[family, *(row.get(kind, "") for kind in kinds)] for family, row in families.items()]
+    out.print(Markdown(table(["family", *kinds], drafted)))
     rows = [
         [name, *row.values(), "" if (length := accepted[name]) is None else f"{length:.2f}"]
         for name, row in found.items()
@@ -127,6 +189,8 @@ def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> Result:
     out.print(Markdown(table(["published as", *CELLS, "tokens a pass"], rows)))
     if surprising := [name for name, row in found.items() if (row["served"] == REFUSES) != (name in REFUSED)]:
         raise ServerFailed(f"{surprising[0]}: {found[surprising[0]]['served']}, which is not what is said of it")
+    if wrong := [name for name, row in families.items() if {CRASH, DIFFERS} & {*row.values()}]:
+        raise ServerFailed(f"{wrong[0]}: {', '.join(families[wrong[0]].values())}")
     return result
 
 
@@ -135,6 +199,6 @@ def main(argv: Sequence[str]) -> None:
         prog="python -m benchmarks models", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the figures")
-    parser.add_argument("--smoke", action="store_true", help="the first forms alone")
+    parser.add_argument("--smoke", action="store_true", help="the first families and forms alone")
     arguments = parser.parse_args(argv)
     run("models", arguments, lambda: measure(arguments, argv))

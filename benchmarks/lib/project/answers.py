@@ -141,11 +141,14 @@ QUESTIONS = (
         ],
     ),
     Question(
-        "Which published forms of drafters work?",
+        "Which models and published drafters work?",
         "models.cpu2",
         "correctness.md#models",
         [
-            ("forms tried", "formats", "{:,}"),
+            ("families of models tried", "families", "{:,}"),
+            ("that EAGLE drafts for", "families_eagle", "{:,}"),
+            ("that EAGLE-3 drafts for", "families_eagle3", "{:,}"),
+            ("forms of drafters tried", "formats", "{:,}"),
             ("that are served, and exchanged while serving", "formats_exchanged", "{:,}"),
             ("that training can begin with", "formats_trained", "{:,}"),
             ("silently useless", "silently_useless", "{:,}"),

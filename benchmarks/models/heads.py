@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import httpx
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.server.families import SHIFT, tiny
+from benchmarks.models.families import SHIFT, answered, counted, expected, tiny
+from tlt_server.process import running_server
 
 MIMO, GLM = "MiMo", "Glm4Moe"
 Tensors = dict[str, Tensor]
@@ -58,3 +60,21 @@ def _head(family: str, tensors: Tensors, sign: int) -> Tensors:
         new + "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
         new + "shared_head.head.weight": tensors["lm_head.weight"].clone(),
     }
+
+
+def follow(family: str, folder: Path) -> None:
+    """A target drafts by its head, and by that of another target once that is published.
+
+    Raises:
+        AssertionError: greedy answers are not transformers', or the head guesses nothing.
+    """
+    first, second = (target(family, folder / str(seed), seed, sign) for seed, sign in ((0, 1), (1, -1)))
+    arguments = ["--model-path", str(first), "--drafter", "mtp", "--arm", "3,1,4", "--max-total-tokens", "4096"]
+    with running_server(arguments, folder / "server.log") as url:
+        for served in (first, second):
+            httpx.post(
+                f"{url}/update_weights_from_disk", json={"model_path": str(served)}, timeout=60
+            ).raise_for_status()
+            before, answers, after = counted(url), answered(url), counted(url)
+            assert answers == expected(served)
+            assert after["accepted_tokens"] - before["accepted_tokens"] > 2 * (after["drafts"] - before["drafts"])
