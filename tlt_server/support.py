@@ -72,7 +72,7 @@ FEATURES: Sequence[Feature] = (
         "Routed experts of a response",
         "--enable-return-routed-experts",
         lambda a: a.enable_return_routed_experts,
-        "those of a tree's accepted tokens would be other nodes', and a batch's drafts overflow SGLang's buffer",
+        UNTESTED,
     ),
     Feature("Hierarchical cache", "--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache, UNTESTED),
     Feature("Pages of several tokens", "--page-size 16", lambda a: (a.page_size or 1) > 1, UNTESTED),

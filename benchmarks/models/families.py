@@ -133,12 +133,13 @@ def serve_and_update(family: str, folder: Path) -> None:
 
 def draft_and_update(family: str, kind: DrafterKind, folder: Path) -> None:
     """With a drafter, too: one that `auto` makes decodes plainly, `drafter init`'s is exchanged for it, then the target
-    and the drafter again.
+    and the drafter again. A kind that the family is not drafted for by is refused.
 
     Raises:
         AssertionError: it is not so, or an EAGLE drafter guesses nothing.
     """
     first, second = (tiny(family, folder / str(seed), seed, shift=SHIFT) for seed in (0, 1))
+    assert all(_refusal(first, other) for other in DrafterKind if (family, other) not in DRAFTED)
     drafters = [guessing(target, folder / f"drafter-{target.name}", kind) for target in (first, second)]
     arguments = ["--model-path", str(first), "--drafter", "auto", "--drafter-kind", kind, "--arm", "3,1,4"]
     with running_server([*arguments, "--max-total-tokens", "4096"], folder / "server.log") as url:

@@ -29,13 +29,6 @@ def target(family: str, folder: Path, seed: int, sign: int = 1) -> Path:
     return folder
 
 
-def head_names(folder: Path) -> list[str]:
-    """Of the head's own tensors; its embedding and head are the target's."""
-    names = load_file(folder / "model.safetensors")
-    own = [name for name in names if "mtp_layers" in name or name.startswith("model.layers.4.")]
-    return [name for name in own if not name.endswith(("embed_tokens.weight", "shared_head.head.weight"))]
-
-
 def _head(family: str, tensors: Tensors, sign: int) -> Tensors:
     hidden = len(tensors["model.norm.weight"])
     identity, nothing, ones = torch.eye(hidden), torch.zeros(hidden, hidden), torch.ones(hidden)

@@ -1,4 +1,5 @@
-"""MTP heads: greedy answers stay the target's, and the head is the one that was published with it, by every route."""
+"""MTP heads: greedy answers stay the target's, and the head is the one that was published with it, by each route that
+a CPU can do."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from benchmarks.models import heads as mtp
 from benchmarks.models.families import PROMPTS, answered, counted, expected
 from tests.server.trainer import Trainer, buckets, tensors_of, while_running
-from tlt_server.drafter.mtp import require_head
+from tlt_server.drafter.mtp import own_names, require_head
 from tlt_server.errors import ConfigError
+from tlt_server.preflight import read_config
 from tlt_server.process import running_server
 
 CHAIN = ["--drafter", "mtp", "--arm", "3,1,4", "--max-total-tokens", "4096", "--watchdog", "observe"]
@@ -53,6 +55,10 @@ def served(family: str, folder: Path, *flags: str) -> Iterator[Served]:
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(mtp.MIMO, tmp_path_factory.mktemp("mimo")) as mimo:
         yield mimo
+
+
+def head_names(target: Path) -> list[str]:
+    return own_names(read_config(target), tensors_of(target))
 
 
 def whole(served: Served, target: Path) -> None:
@@ -117,7 +123,7 @@ def test_target_and_head_in_sessions_of_their_own(mimo: Served) -> None:
 def test_a_publication_without_the_head_says_that_it_stays(mimo: Served) -> None:
     whole(mimo, mimo.first)
     head = mimo.head()
-    names = mtp.head_names(mimo.second)
+    names = head_names(mimo.second)
     bare = {name: each for name, each in tensors_of(mimo.second).items() if name not in names}
     answer = mimo.trainer.tensor(bare).raise_for_status().json()
     assert answer["success"]
@@ -132,7 +138,7 @@ def test_half_a_head_is_refused_and_the_next_whole_one_heals(mimo: Served, tmp_p
     whole(mimo, mimo.first)
     head = mimo.head()
     tensors = tensors_of(mimo.second)
-    gone = mtp.head_names(mimo.second)[0]
+    gone = head_names(mimo.second)[0]
     del tensors[gone]
     mimo.trainer.post("/begin_weight_update").raise_for_status()
     mimo.trainer.tensor(tensors).raise_for_status()
@@ -160,7 +166,7 @@ def test_half_a_head_is_refused_and_the_next_whole_one_heals(mimo: Served, tmp_p
 def test_what_does_not_fit_the_head_is_refused_before_anything_is_written(mimo: Served) -> None:
     whole(mimo, mimo.first)
     before, tensors = mimo.trainer.checksums(), tensors_of(mimo.second)
-    name = next(name for name in mtp.head_names(mimo.second) if tensors[name].dim() > 1)
+    name = next(name for name in head_names(mimo.second) if tensors[name].dim() > 1)
     for wrong in (tensors[name][:-1], tensors[name] * float("nan")):
         answer = mimo.trainer.tensor(tensors | {name: wrong.contiguous()})
         assert answer.status_code == 400

@@ -104,8 +104,8 @@ def family_rows(scratch: Path, *, smoke: bool) -> dict[str, dict[str, str]]:
         out.print(f"{family}: {', '.join(rows[family].values())}")
     for family, kind in DRAFTED[: SMOKE if smoke else None]:
         cell = _made(partial(draft_and_update, family, kind), scratch / f"{family}-{len(kind)}")
-        refused = {each: REFUSES for each in DrafterKind if (family, each) not in DRAFTED}
-        row = rows.setdefault(family, {"plain": cell} | refused)
+        others = [each for each in DrafterKind if (family, each) not in DRAFTED]
+        row = rows.setdefault(family, {"plain": cell} | dict.fromkeys(others, REFUSES if cell == WORKS else ""))
         row[kind] = cell
         out.print(f"{family}, {kind}: {cell}")
     for family in (MIMO, GLM)[: 1 if smoke else None]:
