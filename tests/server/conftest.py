@@ -15,6 +15,7 @@ from tlt_client import Client
 from tlt_client.schemas import Arm
 
 from benchmarks.lib.reload.trainer import Trainer
+from tlt_server.bench.plan import present
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
@@ -53,6 +54,7 @@ CONFIGS: dict[str, list[str]] = {
     "vllm-replicas": ["--dialect", "vllm", "--dp-size", "2"],
     "two-replicas": ["--dp-size", "2", "--tokenizer-worker-num", "2"],
 }
+UNSPECULATIVE = {name for name, flags in CONFIGS.items() if "--no-speculation" in flags}
 RANKS_APART = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 
@@ -115,8 +117,17 @@ def config(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(config: str, servers: Servers) -> str:
-    return servers.get(CONFIGS[config])
+def url(config: str, servers: Servers) -> Iterator[str]:
+    """Of a server that has its strategy of before again when the test is over: others share it."""
+    url = servers.get(CONFIGS[config])
+    if config in UNSPECULATIVE:
+        yield url
+        return
+    with Client(url) as client:
+        before = present(client.strategy())
+        yield url
+        if present(client.strategy()) != before:
+            client.set_strategy(before)
 
 
 @pytest.fixture
