@@ -90,7 +90,7 @@ def test_positions_far_apart_take_no_more_than_the_pieces() -> None:
 
 def test_thousands_of_requests_that_bring_nothing_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tlt_server.trainer.data.buffer.MOST_RESPONSES", 50)
-    buffer = Buffer(3, 3, LARGE)
+    buffer = Buffer(3, 3, LARGE, LARGE)
     for number in range(1000):  # all of one known prompt
         buffer.add(Feature(str(number), 1, 5, 0, torch.arange(4), torch.ones(4, 3), 0))
     assert len(buffer._responses) <= 51

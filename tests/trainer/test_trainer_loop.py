@@ -38,7 +38,7 @@ def test_a_drafter_learns_from_nothing(
     kind: str, objective: Objective, steps: int, reached: float, tmp_path: Path
 ) -> None:
     drafter, runs = from_nothing(kind), texts(kind, 25)
-    buffer = Buffer(runs[0].states.shape[1], 256, budget=1 << 28, held_out=0)
+    buffer = Buffer(runs[0].states.shape[1], 256, budget=1 << 28, window=512, held_out=0)
     for number, run in enumerate(runs):
         for feature in features(run, f"request {number}", number):
             buffer.add(feature)

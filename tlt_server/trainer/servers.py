@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from tlt_server.trainer.data.targets import Targets
 from tlt_server.wire.messages import Hello
@@ -43,10 +44,10 @@ class _Server:
 
 
 class Servers:
-    """All that is known of the servers, for one thread. newest_drafter: the highest version that any was ever given."""
+    """All that is known of the servers, for any thread. newest_drafter: the highest version that any was ever given."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self._clock, self._lock = clock, Lock()
         self._servers: dict[str, _Server] = {}
         self._shared: dict[int, Path] = {}
         self._unusable: deque[Path] = deque(maxlen=UNUSABLE_KEPT)
@@ -57,30 +58,39 @@ class Servers:
     @property
     def names(self) -> list[str]:
         """Of those that were heard of late."""
-        return sorted(self._present())
+        with self._lock:
+            return sorted(self._present())
 
     @property
     def drafter(self) -> int:
         """The newest active version; 0 where all have the one that they were started with."""
-        return max((server.drafter for server in self._servers.values()), default=0)
+        with self._lock:
+            return max((server.drafter for server in self._servers.values()), default=0)
 
     def is_on_its_way(self, version: int) -> bool:
         """Whether a drafter that was published is active nowhere yet, nor refused, nor rolled back. The first server to
         say so counts, lest a slow one hold up the others; one that is silent does not."""
         now = self._clock()
-        return not any(server.has_settled(version, now) for server in self._present().values())
+        with self._lock:
+            return not any(server.has_settled(version, now) for server in self._present().values())
 
     def shared(self, target: int) -> Path | None:
         """Where embedding and head of a target lie, by our number of it."""
-        return self._shared.get(target)
+        with self._lock:
+            return self._shared.get(target)
 
     def forget(self, target: int) -> None:
         """What was shared of it cannot be used, nor will it be tried again."""
-        if (path := self._shared.pop(target, None)) is not None:
-            self._unusable.append(path)
+        with self._lock:
+            if (path := self._shared.pop(target, None)) is not None:
+                self._unusable.append(path)
 
     def hear(self, peer: str, hello: Hello) -> None:
-        """peer: `NAME/TOKEN`, as `Sender` names it."""
+        """peer: `NAME/TOKEN`, as `Sender` names it. Returns soon."""
+        with self._lock:
+            self._hear(peer, hello)
+
+    def _hear(self, peer: str, hello: Hello) -> None:
         name = peer.rpartition("/")[0]
         server = self._servers.pop(name, None)
         if server is None:

@@ -1,15 +1,13 @@
 """The drafter trainer as a process: it hears servers, gathers features, trains, and publishes what is better.
 
-One thread trains. Another keeps the control link (`Sender`), a third shows the status; what servers say waits in a
-queue until the step under way is over. Under torchrun this is rank 0; the others help in steps (helper.py).
+One thread trains. Others keep the control link (`Sender`), take in features (`Intake`) and show the status. Under
+torchrun this is rank 0; the others help in steps (helper.py).
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 
@@ -19,6 +17,7 @@ from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
+from tlt_server.trainer.data.intake import Intake
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.network import Network
@@ -29,7 +28,6 @@ from tlt_server.trainer.publish.published import Edition, Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers
-from tlt_server.wire.messages import Hello
 from tlt_server.wire.sockets import Inlet
 from tlt_server.wire.trainer import Sender
 
@@ -44,15 +42,9 @@ RECENT = 0.1
 """Weight of the last step in what happened lately."""
 
 
-Heard: TypeAlias = deque[tuple[str, Hello]]
-
-MOST_HEARD = 16384
-"""Messages that wait for the end of a step; beyond them the oldest go, and what matters of them is said again."""
-
-
 @dataclass
 class Parts:
-    """What a service is made of; each is its own. device: to train on. heard: what `sender` hears, by peer."""
+    """What a service is made of; each is its own. device: to train on."""
 
     config: TrainConfig
     device: torch.device
@@ -67,7 +59,6 @@ class Parts:
     inlet: Inlet
     inbox: Inbox
     sender: Sender
-    heard: Heard
 
 
 class Service:
@@ -75,6 +66,7 @@ class Service:
 
     def __init__(self, parts: Parts, is_over: Callable[[], bool]) -> None:
         self._parts, self._config, self._is_over = parts, parts.config, is_over
+        self._intake = Intake(parts.inlet, parts.inbox, parts.buffer)
         self._edition: Edition | None = parts.published.newest()
         self._published_for = self._judged_for = -1
         self._judgement_is_due = False
@@ -91,29 +83,31 @@ class Service:
         last is damaged. Raises RankLost: another process of this trainer is gone."""
         if self._edition is not None:
             self._send(self._edition)
+        with self._intake.open():
+            self._serve()
+        self._save()
+
+    def _serve(self) -> None:
         while not self._is_over():
-            self._hear()
-            for feature in self._parts.inbox.read():
-                self._parts.buffer.add(feature)
+            self._intake.check()
+            self._catch_up()
             self._give_back()
             present = self._parts.workers.training()
             if waits_for := self._waits_for(present):
                 self._state = waits_for
-                self._parts.inlet.wait(IDLE_S)
+                self._intake.wait(IDLE_S)
             else:
                 self._state = "training"
                 self._train(present)
             if 0 in present and self._may_judge():
                 self._judge()
             self.status = self._status()
-        self._save()
 
     # -- what comes in --
 
-    def _hear(self) -> None:
+    def _catch_up(self) -> None:
+        """With the servers' newest target."""
         parts = self._parts
-        for _ in range(len(parts.heard)):
-            parts.servers.hear(*parts.heard.popleft())
         newest = parts.servers.targets.newest
         if newest > parts.buffer.newest:
             parts.buffer.advance(newest)
@@ -169,16 +163,17 @@ class Service:
         """One step of these ranks, and what is due after it."""
         parts, began = self._parts, time.monotonic()
         runs = parts.buffer.draw(self._config.entries * len(present), parts.trainer.random)
-        if not runs:  # all are too old
+        # features of a newer target may have come in since: its embedding and head first
+        if not runs or parts.buffer.newest > parts.trainer.frozen.version:
             self._state = "waiting for features"
-            parts.inlet.wait(IDLE_S)
+            self._intake.wait(IDLE_S)
             return
         self._take_back()
         parts.trainer.team.present = present
         metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
-        entries = sum(run.entries for run in runs)
-        self._learnt += entries
-        rate, self._loss = entries / (time.monotonic() - began), metrics.loss
+        learnt = sum(run.learnt for run in runs)
+        self._learnt += learnt
+        rate, self._loss = learnt / (time.monotonic() - began), metrics.loss
         self._rate += (RECENT if self._rate else 1.0) * (rate - self._rate)
         if metrics.skipped:
             log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
@@ -199,7 +194,10 @@ class Service:
         """Publishes the drafter in training, where it is better than the active one."""
         parts, self._judgement_is_due = self._parts, False
         self._take_back()
-        verdict = parts.judge.compare(parts.trainer, parts.buffer.held_out(), parts.servers.drafter)
+        held_out = parts.buffer.held_out(self._config.gate.entries)
+        if parts.buffer.newest > parts.trainer.frozen.version:
+            return
+        verdict = parts.judge.compare(parts.trainer, held_out, parts.servers.drafter)
         if verdict is None:
             return
         self._judged_for = parts.trainer.frozen.version

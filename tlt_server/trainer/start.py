@@ -4,7 +4,6 @@ import logging
 import os
 import resource
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -37,7 +36,7 @@ from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import Servers
-from tlt_server.trainer.service import MOST_HEARD, Heard, Parts, Service
+from tlt_server.trainer.service import Parts, Service
 from tlt_server.trainer.status import shown
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
@@ -108,7 +107,7 @@ def learning(config: TrainConfig, device: torch.device) -> Learning:
     target, drafter, start = _models(config, Path(config.folder))
     trainer, (width, _) = _trainer(config, target, drafter, device), _reads(drafter)
     hidden = int(drafter.config["hidden_size"])
-    buffer = Buffer(width, hidden, config.buffer_mb << 20, config.max_age, config.held_out)
+    buffer = Buffer(width, hidden, config.buffer_mb << 20, config.entries, config.max_age, config.held_out)
     return Learning(target, drafter, start, trainer, buffer)
 
 
@@ -129,13 +128,12 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         inlet = Inlet(config.features_address, config.curve)
         stack.callback(inlet.close)
         model, servers = ModelIdentity.of(read_config(target)), Servers()
-        heard: Heard = deque(maxlen=MOST_HEARD)
         workers = Workers(place.devices, config.spot, lambda rank: _end_overdue(rank, config))
         width, kind = _reads(drafter)
 
         def hear(peer: str, hello: Hello) -> None:
             workers.hear(peer, hello)
-            heard.append((peer, hello))
+            servers.hear(peer, hello)
 
         yield Parts(
             config=config,
@@ -151,7 +149,6 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             inlet=inlet,
             inbox=Inbox(inlet, model, kind, width, servers.targets),
             sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, hear),
-            heard=heard,
         )
 
 

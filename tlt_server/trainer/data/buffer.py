@@ -9,86 +9,70 @@ and drafters are judged for the newest target.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
+from threading import Lock
 
 from tlt_server.errors import WireError
-from tlt_server.trainer.data.features import Feature, Piece, assemble
+from tlt_server.trainer.data.features import Feature, Piece, Track, assemble
 from tlt_server.trainer.learn.packing import Run, within
 
 FREED = 0.1
 """Share of the budget that is freed at once, so that not every feature needs another one's place."""
 
-MOST_PIECES, MOST_RESPONSES = 4096, 1 << 15
-"""Of one sequence, and in all: a message may bring thousands of a few bytes each, or of none but a known prompt."""
+MOST_RESPONSES = 1 << 15
+"""A message may bring thousands of nothing but a known prompt."""
 
-
-@dataclass
-class _Pieces:
-    """Of a response, or of a prompt that a group shares."""
-
-    held: list[Piece] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.held)
-
-    def add(self, piece: Piece) -> str | None:
-        """Takes a piece, or says why not."""
-        if len(self.held) >= MOST_PIECES:
-            return "too many pieces"
-        over = [other for other in self.held if other.overlaps(piece)]
-        if any(other.contradicts(piece) for other in over):
-            return "contradiction"
-        if any(other.covers(piece) for other in over):
-            return "known"
-        self.held = [*(other for other in self.held if not piece.covers(other)), piece]
-        return None
-
-    def forget(self, oldest: int) -> None:
-        self.held = [piece for piece in self.held if piece.version >= oldest]
+CONTEXT = 0.25
+"""Share of a pack that a window of a sequence may spend on the entries before it, which are read, not learnt."""
 
 
 @dataclass
 class _Group:
-    """Requests of one prompt. newest: target version of its newest feature. pieces: of the prompt."""
+    """Requests of one prompt. newest: target version of its newest feature. track: of the prompt."""
 
     is_held_out: bool = False
     newest: int = -1
-    pieces: _Pieces = field(default_factory=_Pieces)
+    track: Track = field(default_factory=Track)
     requests: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Response:
-    """Of one request. group, prompt: as in `Feature`."""
+    """Of one request. group, prompt: as in `Feature`. track: of what comes after the prompt."""
 
     request: str
     group: int
     prompt: int
-    pieces: _Pieces = field(default_factory=_Pieces)
+    track: Track = field(default_factory=Track)
 
-    @property
-    def version(self) -> int:
-        return max((piece.version for piece in self.pieces.held), default=-1)
 
-    @property
-    def length(self) -> int:
-        return sum(len(piece.tokens) for piece in self.pieces.held)
+@dataclass(frozen=True)
+class _Window:
+    """Rows [begin, end) of a response."""
+
+    response: _Response
+    begin: int
+    end: int
 
 
 class Buffer:
-    """What the trainer learns from and is judged by.
+    """What the trainer learns from and is judged by; for any thread.
 
-    width, hidden: W of the states that the drafter reads, H of the target. budget: bytes of tensors at most. max_age:
-    target versions that a feature may be behind the newest. held_out: share of groups kept from training, at least;
-    0: none is. dropped: features' parts that were not taken, and responses that had to go, counted by reason.
+    width, hidden: W of the states that the drafter reads, H of the target. budget: bytes of tensors at most. window:
+    entries of a run at most; a longer sequence is learnt in several. max_age: target versions that a feature may be
+    behind the newest. held_out: share of groups kept from training, at least; 0: none is. dropped: features' parts that
+    were not taken, and responses that had to go, counted by reason.
     """
 
-    def __init__(self, width: int, hidden: int, budget: int, max_age: int = 1, held_out: float = 0.05) -> None:
+    def __init__(
+        self, width: int, hidden: int, budget: int, window: int, max_age: int = 1, held_out: float = 0.05
+    ) -> None:
         self._width, self._hidden, self._budget = width, hidden, budget
+        self._lock = Lock()
+        self._window, self._context = window, int(CONTEXT * window)
         self._max_age, self._share = max_age, held_out
         self._responses: dict[str, _Response] = {}
         self._groups: dict[int, _Group] = {}
@@ -100,70 +84,102 @@ class Buffer:
         """Takes a feature; one that is too old, known, or at odds with others of its request is counted and dropped.
         Raises WireError: it is of another model."""
         self._check(feature)
-        self.advance(feature.target_version)
+        with self._lock:
+            self._add(feature)
+
+    def _add(self, feature: Feature) -> None:
+        self._advance(feature.target_version)
         if feature.target_version < self.newest - self._max_age:
             self.dropped["old"] += 1
             return
         response = self._response(feature)
         stop = feature.first + len(feature.tokens)
-        middle = min(max(feature.prompt, feature.first), stop)
-        self._take(self._groups[response.group].pieces, Piece.of(feature, feature.first, middle))
-        self._take(response.pieces, Piece.of(feature, middle, stop))
+        middle = min(max(response.prompt, feature.first), stop)
+        self._take(self._groups[response.group].track, feature, feature.first, middle)
+        self._take(response.track, feature, middle, stop)
         if self.nbytes > self._budget or len(self._responses) > MOST_RESPONSES:
             self._make_room()
 
     def advance(self, target_version: int) -> None:
         """Tells of a publication of the target; what is too old then goes."""
+        with self._lock:
+            self._advance(target_version)
+
+    def _advance(self, target_version: int) -> None:
         if target_version <= self.newest:
             return
         self.newest = target_version
         for response in list(self._responses.values()):
-            response.pieces.forget(self.newest - self._max_age)
-            if not response.pieces.held:
+            self._forget(response.track)
+            if not response.track.rows:
                 self._remove(response)
         for group in self._groups.values():
-            group.pieces.forget(self.newest - self._max_age)
-        self.nbytes = sum(response.pieces.nbytes for response in self._responses.values())
-        self.nbytes += sum(group.pieces.nbytes for group in self._groups.values())
+            self._forget(group.track)
 
-    def held_out(self) -> list[Run]:
-        """Runs to judge by: of groups kept from training, under the newest version of the target alone."""
-        return [run for response in self._kept(True) for run in self._runs(response, self.newest)]
+    def held_out(self, entries: int) -> list[Run]:
+        """Runs to judge by, of `entries` entries or a little more: of groups kept from training, under the newest
+        version of the target alone, from anywhere in them."""
+        random = Random(0)  # so that the same features give the same runs
+        with self._lock:
+            windows = self._windows(self._kept(True), random)
+            random.shuffle(windows)
+            return self._until(iter(windows), entries, self.newest)
 
     def draw(self, entries: int, random: Random, earlier: float = 0.5) -> list[Run]:
-        """Runs to train on, each sequence at most once, of `entries` entries or fewer; the last is cut to fit one pack.
+        """Runs to train on, each window of a sequence at most once, of `entries` entries or fewer; the last is cut to
+        fit one pack.
 
         earlier: share of the entries from earlier steps, the longer a sequence the likelier; the rest is of the newest
             version of the target. What one of the two lacks, the other gives.
         """
-        learnt = self._kept(False)
-        this = [response for response in learnt if response.version == self.newest]
-        before = [response for response in learnt if response.version < self.newest]
+        with self._lock:
+            return self._draw(entries, random, earlier)
+
+    def _draw(self, entries: int, random: Random, earlier: float) -> list[Run]:
+        learnt, oldest = self._kept(False), self.newest - self._max_age
+        this = self._windows((each for each in learnt if each.track.newest == self.newest), random)
+        before = self._windows((each for each in learnt if each.track.newest < self.newest), random)
         random.shuffle(this)
         # in the order of u^(1/w), u uniform: drawn by weight without replacement (Efraimidis and Spirakis, 2006)
-        before.sort(key=lambda response: -(random.random() ** (1 / max(response.length, 1))))
+        before.sort(key=lambda window: -(random.random() ** (1 / max(window.response.track.rows, 1))))
         order = iter(before)
-        runs = self._until(order, earlier * entries)
-        runs += self._until(chain(this, order), entries - sum(run.entries for run in runs))
-        return within(runs, entries)
+        runs = self._until(order, earlier * entries, oldest)
+        runs += self._until(chain(this, order), entries - sum(run.entries for run in runs), oldest)
+        return [run for run in within(runs, entries) if run.learnt]
 
     def _kept(self, is_held_out: bool) -> list[_Response]:
         return [each for each in self._responses.values() if self._groups[each.group].is_held_out == is_held_out]
 
-    def _until(self, responses: Iterator[_Response], entries: float) -> list[Run]:
-        """Runs of the next responses, up to so many entries or a little more."""
+    def _windows(self, responses: Iterable[_Response], random: Random) -> list[_Window]:
+        """All rows of responses; the borders of windows lie elsewhere each time."""
+        windows = []
+        for response in responses:
+            rows, most = response.track.rows, self._window - self._context
+            begin = 0
+            end = rows if rows <= most else random.randint(1, most)
+            while begin < rows:
+                windows.append(_Window(response, begin, min(end, rows)))
+                begin, end = end, end + most
+        return windows
+
+    def _until(self, windows: Iterator[_Window], entries: float, oldest: int) -> list[Run]:
+        """Runs of the next windows, up to so many entries or a little more."""
         runs: list[Run] = []
-        while entries > 0 and (response := next(responses, None)):
-            more = self._runs(response, self.newest - self._max_age)
+        while entries > 0 and (window := next(windows, None)):
+            more = list(self._runs(window, oldest))
             entries -= sum(run.entries for run in more)
             runs += more
         return runs
 
-    def _runs(self, response: _Response, oldest: int) -> list[Run]:
-        pieces = (*self._groups[response.group].pieces.held, *response.pieces.held)
-        runs = assemble((piece for piece in pieces if piece.version >= oldest), response.prompt)
-        # a chain begins at the prompt's last token at the earliest: what ends there teaches nothing
-        return [run for run in runs if run.first + run.entries >= response.prompt]
+    def _runs(self, window: _Window, oldest: int) -> Iterator[Run]:
+        """Of each stretch of a window without a gap, with what lies before it."""
+        response = window.response
+        for first, stop in response.track.stretches(window.begin, window.end, oldest):
+            begin = first - self._context - 1
+            before = self._groups[response.group].track.within(begin, response.prompt, oldest)
+            runs = assemble((*before, *response.track.within(begin, stop, oldest)), first)
+            if runs and runs[-1].learnt:
+                yield replace(runs[-1], request=response.request)
 
     def _response(self, feature: Feature) -> _Response:
         """Of the feature's request; an empty one for a request that is new."""
@@ -189,17 +205,22 @@ class Buffer:
             return False
         return len(self._groups) - 1 > len(others)  # and there is something else to learn from
 
-    def _take(self, pieces: _Pieces, piece: Piece) -> None:
-        if not len(piece.tokens):
+    def _take(self, track: Track, feature: Feature, first: int, stop: int) -> None:
+        if first == stop:
             return
-        before = pieces.nbytes
-        if reason := pieces.add(piece):
+        before = track.nbytes
+        if reason := track.add(Piece.of(feature, first, stop)):
             self.dropped[reason] += 1
-        self.nbytes += pieces.nbytes - before
+        self.nbytes += track.nbytes - before
+
+    def _forget(self, track: Track) -> None:
+        before = track.nbytes
+        track.forget(self.newest - self._max_age)
+        self.nbytes += track.nbytes - before
 
     def _make_room(self) -> None:
         """The oldest step goes first, and of one step the shortest: so what stays of it are its long sequences."""
-        order = sorted(self._responses.values(), key=lambda response: (response.version, response.length))
+        order = sorted(self._responses.values(), key=lambda response: (response.track.newest, response.track.rows))
         for response in order:
             if self.nbytes <= (1 - FREED) * self._budget and len(self._responses) <= (1 - FREED) * MOST_RESPONSES:
                 break
@@ -208,13 +229,13 @@ class Buffer:
 
     def _remove(self, response: _Response) -> None:
         del self._responses[response.request]
-        self.nbytes -= response.pieces.nbytes
+        self.nbytes -= response.track.nbytes
         group = self._groups[response.group]
         group.requests.remove(response.request)
         if not group.requests:
             del self._groups[response.group]
             self._judging.discard(response.group)
-            self.nbytes -= group.pieces.nbytes
+            self.nbytes -= group.track.nbytes
 
     def _check(self, feature: Feature) -> None:
         rows = len(feature.tokens)

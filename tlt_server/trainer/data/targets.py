@@ -1,5 +1,7 @@
 """Which target a server speaks of: each counts publications for itself, and from 0 again when it is started anew."""
 
+from threading import Lock
+
 UNNAMED = "default"
 """SGLang's name of weights that nobody has named."""
 
@@ -14,10 +16,11 @@ class Targets:
     """Numbers of the trainer's own for the targets that its servers serve; a newer target has a higher one.
 
     Two servers serve the same target where it has the same name or, without a name, where they count the same; after a
-    server has begun to count anew, what it counts is its own. For one server numbers only grow.
+    server has begun to count anew, what it counts is its own. For one server numbers only grow. For any thread.
     """
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._known: dict[tuple[object, ...], int] = {}
         self._counted: dict[str, dict[int, int]] = {}
         self._life: dict[str, int] = {}
@@ -26,10 +29,24 @@ class Targets:
     @property
     def newest(self) -> int:
         """The highest number; -1 before any server was heard."""
-        return next(reversed(self._counts), NONE)
+        with self._lock:
+            return next(reversed(self._counts), NONE)
 
     def hear(self, server: str, count: int, name: str) -> int:
         """The number of the target that a server serves now, which counts its publications and names its weights."""
+        with self._lock:
+            return self._hear(server, count, name)
+
+    def of(self, server: str, count: int) -> int | None:
+        """The number of what a server counted; None where it has not told of it."""
+        with self._lock:
+            return self._counted.get(server, {}).get(count)
+
+    def count_of(self, number: int) -> int:
+        """How the server counts it that told of it first; of the last `KEPT`."""
+        return self._counts[number]
+
+    def _hear(self, server: str, count: int, name: str) -> int:
         counted = self._counted[server] = self._counted.pop(server, {})
         if len(self._counted) > KEPT:
             gone = next(iter(self._counted))
@@ -44,20 +61,13 @@ class Targets:
                 del counted[next(iter(counted))]
         return counted[count]
 
-    def of(self, server: str, count: int) -> int | None:
-        """The number of what a server counted; None where it has not told of it."""
-        return self._counted.get(server, {}).get(count)
-
-    def count_of(self, number: int) -> int:
-        """How the server counts it that told of it first; of the last `KEPT`."""
-        return self._counts[number]
-
     def _number(self, before: int, server: str, count: int, name: str) -> int:
         key = (name,) if name != UNNAMED else (self._life.get(server, 0), count)
         if self._known.get(key, NONE) <= before:  # new, or an old name for other weights
-            self._counts[self.newest + 1] = count
+            number = next(reversed(self._counts), NONE) + 1
+            self._counts[number] = count
             self._known.pop(key, None)
-            self._known[key] = self.newest
+            self._known[key] = number
             if len(self._counts) > KEPT:
                 del self._counts[next(iter(self._counts))]
             if len(self._known) > KEPT:

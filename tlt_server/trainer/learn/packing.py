@@ -22,7 +22,7 @@ class Run:
 
     tokens: [T] int64. states: [T, W], what the drafter reads. finals: [T, H], the target's final hidden states, after
     its norm; for EAGLE these are the states. first: position of tokens[0]. prompt: so many tokens of the sequence are
-    its prompt, which nobody drafts.
+    read alone: they are its prompt, which nobody drafts, or what lies before a window of a long one. request: whose.
     """
 
     tokens: Tensor
@@ -30,10 +30,16 @@ class Run:
     finals: Tensor
     first: int = 0
     prompt: int = 0
+    request: str = ""
 
     @property
     def entries(self) -> int:
         return len(self.tokens) - 1
+
+    @property
+    def learnt(self) -> int:
+        """Entries that a chain begins at."""
+        return max(0, self.entries - max(0, self.prompt - 1 - self.first))
 
     def to(self, device: torch.device) -> "Run":
         tokens, states, finals = (each.to(device) for each in (self.tokens, self.states, self.finals))
@@ -101,7 +107,8 @@ def split(run: Run, budget: int) -> list[Run]:
     parts = []
     for first in range(0, run.entries, budget):
         kept = slice(first, first + budget + 1)
-        parts.append(Run(run.tokens[kept], run.states[kept], run.finals[kept], run.first + first, run.prompt))
+        tensors = run.tokens[kept], run.states[kept], run.finals[kept]
+        parts.append(Run(*tensors, run.first + first, run.prompt, run.request))
     return parts
 
 

@@ -12,7 +12,7 @@ from tlt_server.trainer.config import Gate
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network
-from tlt_server.trainer.learn.packing import Pack, Run, pack, within
+from tlt_server.trainer.learn.packing import Pack, Run, pack
 from tlt_server.trainer.publish.gate import accept_length
 from tlt_server.trainer.publish.published import Published
 
@@ -48,7 +48,7 @@ class Judge:
     def compare(self, trainer: Trainer, held_out: Sequence[Run], active: int) -> Verdict | None:
         """None where no run is long enough to judge by. held_out: of the target whose embedding and head the trainer
         has. active: version of the servers' drafter."""
-        packs = pack(within(held_out, self._gate.entries), self._entries, self._device)
+        packs = pack(held_out, self._entries, self._device)
         try:
             live = accept_length(self._network(active), trainer.frozen, packs, self._gate.depth, self._gate.temperature)
             expected, network = candidate(trainer, packs, self._gate)
