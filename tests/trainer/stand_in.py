@@ -88,6 +88,7 @@ class Server(Outlet):
     Attributes:
         arrived: drafters, in order.
         held: drafters that arrive are not put in force.
+        refuses: it goes back to the one of its start at once.
         link: what it knows of its trainer.
     """
 
@@ -103,7 +104,7 @@ class Server(Outlet):
         super().__init__(features, name)
         self.folder = folder
         self.arrived: list[DrafterUpdate] = []
-        self.held = False
+        self.held = self.refuses = False
         self.link = DrafterTrainer(address=control, connected=False)
         self._changes: deque[Callable[[], None]] = deque()  # written by any thread, taken by the receiving one
         self._over = threading.Event()
@@ -173,7 +174,9 @@ class Server(Outlet):
     def _hear(self, told: DrafterUpdate | DrafterTrainer) -> None:
         if isinstance(told, DrafterUpdate):
             self.arrived.append(told)
-            if not self.held:
+            if self.refuses:
+                self._changes.append(lambda: self._receiver.settle(told.version, "worse than the one before"))
+            elif not self.held:
                 self.swap()
         else:
             self.link = told

@@ -56,12 +56,13 @@ def test_a_new_target_is_trained_and_judged_for_at_once(tmp_path: Path) -> None:
     with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
         until(lambda: trainer.status().get("frozen") == 0, "the first target is not followed")
         server.push(range(40))
-        until(lambda: server.arrived, "nothing was published for the first target")
+        until(lambda: trainer.status()["judged_by"], "nothing was judged for the first target")
+        first = trainer.status()["candidate"]
         server.publish()
         server.share()
         until(lambda: trainer.status()["frozen"] == 1, "the second target is not followed")
         server.push(range(40, 80))
-        until(lambda: server.arrived[-1].trained_on == 1, "nothing was published for the second target")
+        until(lambda: trainer.status()["candidate"] != first, "nothing was judged for the second target")
         trainer.end(process)
 
 
@@ -79,6 +80,22 @@ def test_nothing_is_published_while_the_last_drafter_is_on_its_way(tmp_path: Pat
         server.held = False
         server.swap()
         until(lambda: server.newest > 1, "what it learnt meanwhile is not published")
+        trainer.end(process)
+
+
+@pytest.mark.slow
+def test_drafters_that_servers_do_not_keep_are_published_ever_more_seldom(tmp_path: Path) -> None:
+    """They look better on what is held out, each than the one before, and are rolled back: it was never asked for how
+    many times."""
+    trainer = Running(tmp_path / "trainer", "passes = 1000.0", judged_every=1)
+    with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
+        server.refuses = True
+        until(lambda: trainer.status().get("frozen") == 0, "the first target is not followed")
+        server.push(range(40))
+        until(lambda: trainer.status()["steps"] > 70, "it does not train on")
+        assert 2 <= len(server.arrived) <= 7  # after 1, 2, 4, ... steps more
+        server.refuses = False
+        until(lambda: trainer.status()["active"], "nothing is published any more")
         trainer.end(process)
 
 

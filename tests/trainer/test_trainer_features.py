@@ -158,7 +158,7 @@ def test_bounds_hold_after_every_feature(pieces: list[Feature], rows: int, rando
     buffer = Buffer(3, 3, rows * ROW_BYTES, PLENTY, MAX_AGE, held_out=0.5)
     for piece in pieces:
         buffer.add(piece)
-        runs = buffer.draw(PLENTY, random) + buffer.held_out(PLENTY)
+        runs = buffer.draw(PLENTY, random) + buffer.held_out()
         held = {tuple(row) for run in runs for row in run.states.tolist()}
         assert len(held) * ROW_BYTES <= buffer.nbytes <= rows * ROW_BYTES
         assert all(version >= buffer.newest - MAX_AGE for _, _, version in held)
@@ -172,7 +172,7 @@ def test_what_judges_is_never_learnt(pieces: list[Feature], share: float, random
     buffer = Buffer(3, 3, PLENTY, PLENTY, MAX_AGE, held_out=share)
     for piece in pieces:
         buffer.add(piece)
-    learnt, judged = buffer.draw(PLENTY, random), buffer.held_out(PLENTY)
+    learnt, judged = buffer.draw(PLENTY, random), buffer.held_out()
     groups = [{row[0] // 10 for run in runs for row in run.states.tolist()} for runs in (learnt, judged)]
     assert not groups[0] & groups[1]
     assert all(row[2] == buffer.newest for run in judged for row in run.states.tolist())
@@ -187,7 +187,7 @@ def test_every_target_that_sees_two_prompts_is_learnt_and_judged_by(targets: lis
         for first, stop in ((0, PROMPT), (PROMPT, LENGTH)):  # all prompts come before any response
             for group in groups:
                 buffer.add(replace(feature(group, 0, first, stop, version), request=f"{group} {version}"))
-        assert buffer.held_out(PLENTY)
+        assert buffer.held_out()
         assert buffer.draw(PLENTY, Random(0))
 
 
@@ -196,7 +196,7 @@ def test_where_each_target_sees_one_prompt_it_is_learnt_or_judged_by_in_turn() -
     judged = []
     for version in range(6):
         buffer.add(feature(version, 0, 0, LENGTH, version))
-        judged.append(len(buffer.held_out(PLENTY)))
+        judged.append(len(buffer.held_out()))
         assert buffer.draw(PLENTY, Random(0))
     assert judged == [0, 1, 0, 1, 0, 1]
 
@@ -205,10 +205,10 @@ def test_a_prompt_of_the_target_before_is_none_to_judge_by() -> None:
     buffer = Buffer(3, 3, PLENTY, PLENTY, max_age=1, held_out=1e-9)
     for group, version in ((1, 1), (2, 0), (3, 0)):
         buffer.add(feature(group, 0, 0, LENGTH, version))
-    assert not buffer.held_out(PLENTY)
+    assert not buffer.held_out()
     assert len(buffer.draw(PLENTY, Random(0))) == 3
     buffer.add(feature(4, 0, 0, LENGTH, 1))
-    assert len(buffer.held_out(PLENTY)) == 1
+    assert len(buffer.held_out()) == 1
 
 
 def test_a_prompt_that_came_with_one_request_serves_its_group() -> None:

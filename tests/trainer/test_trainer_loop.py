@@ -13,7 +13,7 @@ from tlt_server.trainer.learn.loop import Settings, Trainer
 from tlt_server.trainer.learn.losses import Objective
 from tlt_server.trainer.learn.packing import Run, join, pack
 from tlt_server.trainer.publish.folder import Drafter, load_drafter
-from tlt_server.trainer.publish.gate import accept_length
+from tlt_server.trainer.publish.gate import accept_length, mean
 from tlt_server.trainer.publish.judge import candidate
 
 CPU = torch.device("cpu")
@@ -82,8 +82,8 @@ def test_weights_are_averaged_over_steps() -> None:
         trainer.step([join([run_of(torch.randint(2, 290, (12,)), 0, "eagle")])])
         for name, weight in trainer.network.named_parameters():
             expected[name] = 0.75 * expected.get(name, weight.detach()) + 0.25 * weight.detach()
-    for name, mean in expected.items():
-        torch.testing.assert_close(trainer.average.get_parameter(name), mean)
+    for name, average in expected.items():
+        torch.testing.assert_close(trainer.average.get_parameter(name), average)
     assert not torch.equal(trainer.average.get_parameter("fc.weight"), trainer.network.get_parameter("fc.weight"))
 
 
@@ -93,6 +93,6 @@ def test_the_better_of_last_weights_and_average_is_the_candidate(spoilt: str) ->
     trainer, judged = Trainer(embedded("eagle"), frozen(), Objective(steps=1)), pack(rollouts("eagle"), 1024, CPU)
     with torch.no_grad():
         getattr(trainer, spoilt).fc.weight.mul_(-1)
-    expected, network = candidate(trainer, judged, Gate())
+    sums, network = candidate(trainer, judged, Gate())
     assert network is (trainer.network if spoilt == "average" else trainer.average)
-    assert expected == pytest.approx(accept_length(embedded("eagle"), frozen(), judged, 3))
+    assert mean(sums) == pytest.approx(accept_length(embedded("eagle"), frozen(), judged, 3))

@@ -1,10 +1,8 @@
 """The state machine of spot training, by a clock that the tests move."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.trainer.publish.gate import Policy
 from tlt_server.trainer.spot import Action, Overdue, Spot, Start, State, Yield
 
 SETTLE, SILENCE, WITHIN = 2.0, 5.0, 3.0
@@ -143,23 +141,3 @@ def _check(
                 assert name not in ended
                 assert (asked[name] or 0) <= now
                 ended.add(name)
-
-
-@pytest.mark.parametrize(
-    ("candidate", "live", "moved", "steps", "published"),
-    [
-        (3.0, 3.0, True, 9999, False),
-        (2.9, 3.0, True, 9999, False),
-        (float("nan"), 3.0, True, 9999, False),
-        (3.001, 3.0, False, 10, False),
-        (3.001, 3.0, True, 10, True),
-        (3.001, 3.0, False, 100, True),
-        (3.031, 3.0, False, 10, True),
-        (1.5, 1.0, False, 0, True),
-        (1.19, 1.0, True, 9999, False),
-    ],
-)
-def test_policy(candidate: float, live: float, moved: bool, steps: int, published: bool) -> None:
-    reason = Policy(margin=0.01, every=100).reason(candidate, live, target_moved=moved, steps=steps)
-    assert (reason is not None) == published
-    assert reason is None or f"{live:.3f} -> {candidate:.3f}" in reason

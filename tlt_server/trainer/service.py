@@ -38,6 +38,9 @@ IDLE_S = 0.05
 
 HOST = torch.device("cpu")
 
+MOST_IN_VAIN = 16
+"""Doublings of what a trainer waits whose drafters are not kept; 65,536 times as long is never."""
+
 RECENT = 0.1
 """Weight of the last step in what happened lately."""
 
@@ -70,6 +73,7 @@ class Service:
         self._edition: Edition | None = parts.published.newest()
         self._published_for = self._judged_for = -1
         self._judgement_is_due = False
+        self._in_vain = 1  # drafters in a row that were not kept, and one
         self._saved = parts.trainer.steps
         self._learnt = 0
         self._rate = 0.0
@@ -197,14 +201,26 @@ class Service:
         held_out = parts.buffer.held_out(self._config.gate.entries)
         if parts.buffer.newest > parts.trainer.frozen.version:
             return
-        verdict = parts.judge.compare(parts.trainer, held_out, parts.servers.drafter)
+        steps = parts.trainer.steps - (self._edition.steps if self._edition else 0)
+        moved = parts.trainer.frozen.version > self._published_for
+        rejected = self._rejected()
+        if rejected is not None and not moved and steps < self._config.gate.every << self._in_vain:
+            return
+        verdict = parts.judge.compare(parts.trainer, held_out, parts.servers.drafter, rejected)
         if verdict is None:
             return
         self._judged_for = parts.trainer.frozen.version
-        steps = parts.trainer.steps - (self._edition.steps if self._edition else 0)
-        moved = parts.trainer.frozen.version > self._published_for
-        if reason := self._config.policy.reason(verdict.candidate, verdict.live, target_moved=moved, steps=steps):
+        if reason := self._config.policy.reason(verdict.judged, target_moved=moved, steps=steps):
+            self._in_vain = 1 if rejected is None or moved else min(self._in_vain + 1, MOST_IN_VAIN)
             self._publish(verdict.network, reason)
+
+    def _rejected(self) -> int | None:
+        """The drafter that was published last, where the servers did not keep it: what is held out does not tell all,
+        or it is not what they serve now. The next must be better than that one too, and each waits twice as long."""
+        edition, servers = self._edition, self._parts.servers
+        if edition is None or servers.is_on_its_way(edition.version) or servers.drafter >= edition.version:
+            return None
+        return edition.version
 
     def _publish(self, network: Network, reason: str) -> None:
         parts = self._parts
@@ -253,8 +269,10 @@ class Service:
             published=self._edition.version if self._edition else 0,
             active=parts.servers.drafter,
             in_force=parts.servers.drafter,
-            candidate=verdict.candidate if verdict else None,
-            live=verdict.live if verdict else None,
+            candidate=verdict.judged.candidate if verdict else None,
+            live=verdict.judged.live if verdict else None,
+            surely=verdict.judged.surely if verdict else None,
+            judged_by=verdict.judged.requests if verdict else 0,
             control_dropped=parts.sender.dropped,
             feature_messages=parts.inlet.read,
             connections_cut={"control": parts.sender.link.cut, "features": parts.inlet.cut},

@@ -28,7 +28,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     steps: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last step.
     target: number of the newest target of any server. frozen: of the target whose embedding and head are in use.
     published: drafter version; 0: none yet. active: the newest active on a server; `in_force` is its former name.
-    candidate, live: expected accept lengths of the drafter in training and of the active one, when last judged.
+    candidate, live: expected accept lengths of the drafter in training and of the active one, when last judged. surely:
+    the share that the former gains at least; judged_by: requests.
     control_dropped: messages of peers that were no server's, malformed, or too many. feature_messages: that were read.
     connections_cut: by link, for they asked too much.
     tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
@@ -49,6 +50,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     in_force: int
     candidate: float | None
     live: float | None
+    surely: float | None
+    judged_by: int
     control_dropped: int
     feature_messages: int
     connections_cut: dict[str, int]

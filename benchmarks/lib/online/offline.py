@@ -18,6 +18,7 @@ from tlt_server.launch import has_gpu
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.features import Feature
 from tlt_server.trainer.learn.packing import pack
+from tlt_server.trainer.publish.gate import mean
 from tlt_server.trainer.publish.judge import candidate
 from tlt_server.trainer.start import learning
 
@@ -59,10 +60,11 @@ def learn(config: TrainConfig, sampled: Sequence[Sampled], entries: float, out: 
         trainer.settings = msgspec.structs.replace(config.optimizer, rate=_rate(config, step / steps))
         runs = buffer.draw(config.entries, trainer.random)
         trainer.step(pack(runs, config.entries, device))
-        learnt += sum(run.entries for run in runs)
+        learnt += sum(run.learnt for run in runs)
         if step % config.gate.every and step < steps:
             continue
-        expected, network = candidate(trainer, held_out, config.gate)
+        sums, network = candidate(trainer, held_out, config.gate)
+        expected = mean(sums)
         if expected > best.expected:
             best = Best(out, expected, step, learnt, steps)
             kept = {name: each.clone() for name, each in network.state_dict().items()}

@@ -8,6 +8,7 @@ has none held out yet, if there is something else to learn from. A share alone m
 and drafters are judged for the newest target.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -116,7 +117,7 @@ class Buffer:
         for group in self._groups.values():
             self._forget(group.track)
 
-    def held_out(self, entries: int) -> list[Run]:
+    def held_out(self, entries: float = math.inf) -> list[Run]:
         """Runs to judge by, of `entries` entries or a little more: of groups kept from training, under the newest
         version of the target alone, from anywhere in them."""
         random = Random(0)  # so that the same features give the same runs

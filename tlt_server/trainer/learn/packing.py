@@ -53,7 +53,8 @@ class Pack:
     states: [N, W], of the token before. tokens: [N] int64, the token. finals: [N, H], the target's final hidden state
     of the token, whose law is that of the token after. positions: [N] int64, of the token before; a drafter's own count
     of positions is one behind. last: [N] int64, index of the last entry of the same run. counted: [N] bool, whether a
-    chain that begins here is one that a server would draft. bounds: of each run, as in `by_sequence`.
+    chain that begins here is one that a server would draft. bounds: of each run, as in `by_sequence`. requests: whose
+    runs they are; of a filler at the end, nobody's.
     """
 
     states: Tensor
@@ -63,6 +64,7 @@ class Pack:
     last: Tensor
     counted: Tensor
     bounds: tuple[tuple[int, int], ...]
+    requests: tuple[str, ...] = ()
 
     def ahead(self, steps: int) -> tuple[Tensor, Tensor]:
         """The entry `steps` after each, [N] int64, and where the run goes on so far and the chain counts, [N] bool."""
@@ -71,8 +73,8 @@ class Pack:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All fields but `bounds`, in order."""
-        return {name: each for name, each in vars(self).items() if name != "bounds"}
+        """Those fields that are tensors, in order."""
+        return {name: each for name, each in vars(self).items() if isinstance(each, Tensor)}
 
     def to(self, device: torch.device) -> "Pack":
         return replace(self, **{name: each.to(device) for name, each in self.tensors.items()})
@@ -153,4 +155,5 @@ def join(runs: Sequence[Run], fill: int = 0) -> Pack:
         last=torch.cat([torch.full((stop - first,), stop - 1) for first, stop in bounds]),
         counted=F.pad(torch.cat(counted), (0, rest)),
         bounds=bounds,
+        requests=tuple(run.request for run in runs),
     )

@@ -8,10 +8,13 @@ With x_1, x_2, ... the tokens that the target itself sampled after the chain's s
 because a draft x ~ q is accepted with probability min(1, p(x) / q(x)), so that it is accepted *and* is x with
 probability min(p(x), q(x)) = p(x) min(1, q(x) / p(x)) (Leviathan et al., arXiv 2211.17192). A server that drafts the
 likeliest token instead of sampling, as ours does, is the case where q_k is one at that token.
+
+Two drafters are compared on the same chains, and how sure it is that one is better is told by the bootstrap over
+requests (Efron, 1979): chains of one request are much alike, and what holds for a few may not hold for the next.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -27,7 +30,34 @@ from tlt_server.trainer.learn.packing import Pack
 Drafts = Literal["likeliest", "sampled"]
 
 
-@torch.no_grad()
+SURE = 0.95
+"""Of the bootstrap's resamples, those that a gain must be above."""
+
+RESAMPLES = 2000
+
+
+class Sum(NamedTuple):
+    """Of the expected accept lengths of chains."""
+
+    chains: int
+    total: float
+
+
+def mean(sums: Mapping[str, Sum]) -> float:
+    """Over all chains, of whatever request."""
+    return sum(each.total for each in sums.values()) / sum(each.chains for each in sums.values())
+
+
+def sure_gain(candidate: Mapping[str, Sum], other: Mapping[str, Sum]) -> float:
+    """By what share of `other`'s mean the candidate's is surely longer, on the same chains of the same requests: the
+    lower end of the one-sided interval of `SURE`. Negative where it may be shorter."""
+    totals = torch.tensor([(candidate[each].total, other[each].total) for each in sorted(other)], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)  # the same sums give the same interval
+    drawn = torch.randint(len(totals), (RESAMPLES, len(totals)), generator=generator)
+    mine, others = totals[drawn].sum(1).unbind(-1)
+    return float(torch.quantile(mine / others - 1, 1 - SURE))
+
+
 def accept_length(
     network: Network,
     frozen: Frozen,
@@ -44,18 +74,43 @@ def accept_length(
 
     Raises ValueError: no run is so long.
     """
-    total, chains = 0.0, 0
+    return mean(by_request(network, frozen, packs, depth, temperature, drafts))
+
+
+def by_request(
+    network: Network,
+    frozen: Frozen,
+    packs: Iterable[Pack],
+    depth: int,
+    temperature: float = 1.0,
+    drafts: Drafts = "likeliest",
+) -> dict[str, Sum]:
+    """As `accept_length`, for each request that has such a chain. Raises ValueError: none has."""
+    found: dict[str, Sum] = {}
     for pack in packs:
-        with autocast(pack.tokens.device):
-            lengths = _lengths(network, frozen, pack, depth, temperature, drafts)
-        total, chains = total + lengths.sum().item(), chains + len(lengths)
-    if not chains:
+        at, lengths = chain_lengths(network, frozen, pack, depth, temperature, drafts)
+        for (first, stop), request in zip(pack.bounds, pack.requests, strict=False):  # the last may be a filler
+            mine = lengths[(first <= at) & (at < stop)]
+            before = found.get(request, Sum(0, 0.0))
+            if len(mine):
+                found[request] = Sum(before.chains + len(mine), before.total + mine.sum().item())
+    if not found:
         raise ValueError(f"no run of {depth + 1} tokens or more to judge by")
-    return total / chains
+    return found
 
 
-def _lengths(network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float, drafts: Drafts) -> Tensor:
-    """Of each whole chain of the pack, [R] float64."""
+@torch.no_grad()
+def chain_lengths(
+    network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float = 1.0, drafts: Drafts = "likeliest"
+) -> tuple[Tensor, Tensor]:
+    """The entries of a pack where whole chains begin, [R] int64, and their expected accept lengths, [R] float64."""
+    with autocast(pack.tokens.device):
+        return _chain_lengths(network, frozen, pack, depth, temperature, drafts)
+
+
+def _chain_lengths(
+    network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float, drafts: Drafts
+) -> tuple[Tensor, Tensor]:
     whole = pack.ahead(depth - 1)[1].nonzero()[:, 0]
     lengths = torch.ones(len(whole), dtype=torch.float64, device=whole.device)
     reached = torch.ones_like(lengths)
@@ -72,7 +127,7 @@ def _lengths(network: Network, frozen: Frozen, pack: Pack, depth: int, temperatu
         accepted, goes_on = (torch.cat(part) for part in zip(*parts, strict=True))
         lengths += reached * accepted
         reached *= goes_on
-    return lengths
+    return whole, lengths
 
 
 def _acceptance(target: Tensor, drafter: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,26 +137,41 @@ def _acceptance(target: Tensor, drafter: Tensor, said: Tensor) -> tuple[Tensor, 
     return accepted, (q / p.clamp(min=1e-20)).clamp(max=1)
 
 
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At once where that helps after a publication of the target, else by a margin, or after so many steps.
+class Judged(NamedTuple):
+    """Expected accept lengths of the drafter in training and of the active one, on the same features of so many
+    requests. surely: the share that it gains at least (`sure_gain`); of several that it must be better than, the
+    least."""
 
+    candidate: float
+    live: float
+    surely: float
+    requests: int
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At once where that helps after a publication of the target, else by a margin, or after so many steps; and only
+    what is surely better.
+
+    requests: that it must be judged by, at least.
     margin: share by which the expected accept length must grow; smaller differences are noise, or not worth a swap.
     every: training steps since the last publication of the drafter after which any gain is enough.
     floor: expected accept length that a drafter must reach at all; one below makes no rollout faster, and a server's
         watchdog would switch speculation off again.
     """
 
+    requests: Annotated[int, Meta(ge=1)] = 4
     margin: Annotated[float, Meta(ge=0)] = 0.01
     every: Annotated[int, Meta(ge=1)] = 1000
     floor: Annotated[float, Meta(ge=1)] = 1.2
 
-    def reason(self, candidate: float, live: float, *, target_moved: bool, steps: int) -> str | None:
-        """Why to publish now, or None to go on training. A drafter that is not better is never published.
+    def reason(self, judged: Judged, *, target_moved: bool, steps: int) -> str | None:
+        """Why to publish now, or None to go on training. A drafter that is not surely better is never published.
 
-        candidate, live: expected accept lengths of the drafter in training and of the active one, on the same features.
         target_moved: the target was published since a drafter last was. steps: of training since then.
         """
-        if not candidate > live or candidate < self.floor:  # so that one that diverged, which is NaN, stays here
+        candidate, live = judged.candidate, judged.live
+        # said so that a drafter that diverged, whose lengths are NaN, stays here
+        if not (candidate >= self.floor and judged.surely > 0 and judged.requests >= self.requests):
             return None
         gain = f"accept length {live:.3f} -> {candidate:.3f}"
         if candidate >= live * (1 + self.margin):

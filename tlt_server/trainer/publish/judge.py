@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -13,26 +12,25 @@ from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack, Run, pack
-from tlt_server.trainer.publish.gate import accept_length
+from tlt_server.trainer.publish.gate import Judged, Sum, accept_length, by_request, mean, sure_gain
 from tlt_server.trainer.publish.published import Published
 
 log = logging.getLogger(__name__)
 
 
 class Verdict(NamedTuple):
-    """Expected accept lengths of candidate and active drafter; the candidate's network, which goes on learning."""
+    """network: the candidate's, which goes on learning."""
 
-    candidate: float
-    live: float
+    judged: Judged
     network: Network
 
 
-def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[float, Network]:
-    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that. Raises
-    ValueError: no run is long enough to judge by."""
+def candidate(trainer: Trainer, packs: Sequence[Pack], gate: Gate) -> tuple[dict[str, Sum], Network]:
+    """The drafter in training, averaged or as it is: the one whose expected accept length is longer, and that by
+    request. Raises ValueError: no run is long enough to judge by."""
     both = (trainer.average, trainer.network)
-    judged = [accept_length(each, trainer.frozen, packs, gate.depth, gate.temperature) for each in both]
-    return max(zip(judged, both, strict=True), key=itemgetter(0))
+    sums = [by_request(each, trainer.frozen, packs, gate.depth, gate.temperature) for each in both]
+    return max(zip(sums, both, strict=True), key=lambda each: mean(each[0]))
 
 
 class Judge:
@@ -45,17 +43,25 @@ class Judge:
         self._live: tuple[int, Network] = (0, self._start)
         self.last: Verdict | None = None
 
-    def compare(self, trainer: Trainer, held_out: Sequence[Run], active: int) -> Verdict | None:
+    def compare(
+        self, trainer: Trainer, held_out: Sequence[Run], active: int, rejected: int | None = None
+    ) -> Verdict | None:
         """None where no run is long enough to judge by. held_out: of the target whose embedding and head the trainer
-        has. active: version of the servers' drafter."""
+        has. active: version of the servers' drafter. rejected: of a drafter that looked better here and was not kept by
+        the servers, which the candidate must be better than as well."""
         packs = pack(held_out, self._entries, self._device)
         try:
-            live = accept_length(self._network(active), trainer.frozen, packs, self._gate.depth, self._gate.temperature)
-            expected, network = candidate(trainer, packs, self._gate)
+            rivals = [
+                by_request(self._network(each), trainer.frozen, packs, self._gate.depth, self._gate.temperature)
+                for each in (active, rejected)
+                if each is not None
+            ]
+            sums, network = candidate(trainer, packs, self._gate)
         except ValueError as error:
             log.debug("the drafter cannot be judged yet: %s", error)
             return None
-        self.last = Verdict(expected, live, network)
+        surely = min(sure_gain(sums, each) for each in rivals)
+        self.last = Verdict(Judged(mean(sums), mean(rivals[0]), surely, len(sums)), network)
         return self.last
 
     def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:
@@ -75,8 +81,8 @@ class Judge:
             try:
                 known = self._published.network(version)
                 if known is None and version:
-                    log.warning("the active drafter %d is not of this trainer: judged as the first one", version)
+                    log.warning("the servers' drafter %d is not of this trainer: judged as the first one", version)
             except ConfigError as error:
-                log.warning("the active drafter %d is judged as the first one: %s", version, error)
+                log.warning("the servers' drafter %d is judged as the first one: %s", version, error)
             self._live = version, self._start if known is None else known.to(self._device)
         return self._live[1]
