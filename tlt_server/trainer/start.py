@@ -32,6 +32,7 @@ from tlt_server.trainer.learn.network import NETWORKS
 from tlt_server.trainer.learn.packing import Run, pack
 from tlt_server.trainer.learn.ranks import Place, joined
 from tlt_server.trainer.learn.team import Team
+from tlt_server.trainer.progress import in_terminal
 from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Published
@@ -84,7 +85,10 @@ def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
             service = Service(parts, lambda: over.is_set() or sending.done())
             if config.spot.on and place.device.type == "cuda":
                 _rehearse(parts)
-            with shown(config.host, config.port, lambda: service.status) as url:
+            with (
+                shown(config.host, config.port, lambda: service.status) as url,
+                in_terminal(lambda: service.status),
+            ):
                 log.info("the trainer listens at %s, for features at %s; %s", config.listen, parts.inlet.address, url)
                 service.run()
         finally:

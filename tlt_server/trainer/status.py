@@ -27,7 +27,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state: what it does, or waits for. servers: names of those that follow it.
     steps: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last step.
     target: number of the newest target of any server. frozen: of the target whose embedding and head are in use.
-    published: drafter version; 0: none yet. active: the newest active on a server; `in_force` is its former name.
+    checkpoint_in: steps. published: drafter version; 0: none yet. rejected: drafters in a row that no server kept.
+    active: the newest active on a server; `in_force` is its former name.
     candidate, live: expected accept lengths of the drafter in training and of the active one, when last judged. surely:
     the share that the former gains at least; judged_by: requests.
     control_dropped: messages of peers that were no server's, malformed, or too many. feature_messages: that were read.
@@ -45,7 +46,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     target: int
     frozen: int
+    checkpoint_in: int
     published: int
+    rejected: int
     active: int
     in_force: int
     candidate: float | None

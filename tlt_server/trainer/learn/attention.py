@@ -21,6 +21,10 @@ Base: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """query, key, value -> what is mixed [Q, N, D], and the log-sum-exp of the scores [Q, N] in float32."""
 
 
+QUERIES = 1024
+"""Of a sequence, at a time."""
+
+
 def by_sequence(bounds: Sequence[tuple[int, int]]) -> Base:
     """One sequence after another, in plain torch: for a CPU, and the reference for `flex`. bounds: first row, and the
     row after the last, of each sequence; together all rows, in order."""
@@ -50,10 +54,21 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """In blocks of queries: the scores of a long sequence with itself would not fit into memory."""
+    parts = []
+    for first in range(0, query.shape[1], QUERIES):
+        stop = first + QUERIES
+        parts.append(_causal_block(query[:, first:stop], key[:, :stop], value[:, :stop], first))
+    mixed, denominators = zip(*parts, strict=True)
+    return torch.cat(mixed, dim=1), torch.cat(denominators, dim=1)
+
+
+def _causal_block(query: Tensor, key: Tensor, value: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Of the queries from position `first` on, to keys up to the last of them."""
     length, dim = query.shape[1:]
     grouped = query.unflatten(0, (len(key), -1))
     scores = (grouped @ key[:, None].transpose(-1, -2)).float() * dim**-0.5
-    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    hidden = torch.ones(length, key.shape[1], dtype=torch.bool, device=query.device).triu(1 + first)
     scores = scores.masked_fill(hidden, -torch.inf)
     denominators = scores.logsumexp(-1)
     weights = (scores - denominators[..., None]).exp().to(value.dtype)
