@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,9 @@ def test_what_is_shared_is_told_after_each_publication_while_there_is_a_trainer(
         await receiver.says(target_version=2, shared="/s/2")
 
     bridged(routes, script, folder=tmp_path)
-    assert [each["path"] for each in routes.asked["share"]] == [f"{tmp_path}/target-{n}" for n in (1, 2, 3)]
+    named = [re.fullmatch(f"{tmp_path}/target-([0-9a-f]{{16}})-([0-9])", a["path"]) for a in routes.asked["share"]]
+    assert [each and each[2] for each in named] == ["1", "2", "3"]
+    assert len({each and each[1] for each in named}) == 1
     assert not list(tmp_path.iterdir())
 
 

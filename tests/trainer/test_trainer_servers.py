@@ -9,6 +9,7 @@ import pytest
 from tests.wire.ends import HELLO, Hands
 from tlt_server.trainer.servers import STAGING_S, Servers
 from tlt_server.wire.messages import Hello
+from tlt_server.wire.sharing import Source
 from tlt_server.wire.trainer import SILENCE
 
 
@@ -27,19 +28,41 @@ def hello(
     )
 
 
-def test_a_publication_and_what_is_shared_of_it() -> None:
-    servers = Servers()
+def test_a_publication_and_what_is_shared_of_it(tmp_path: Path) -> None:
+    servers, (first, second) = Servers(), folders(tmp_path)
     assert servers.targets.newest == -1
-    servers.hear("a/1", hello(shared="/s/0"))
-    assert servers.shared(0) == Path("/s/0")
+    servers.hear("a/1", hello(shared=str(first)))
+    assert servers.shared(0) == first
     servers.hear("a/1", hello(count=1, name="step"))
     assert (servers.targets.newest, servers.shared(1)) == (1, None)
-    servers.hear("a/1", hello(count=1, name="step", shared="/s/1"))
-    assert servers.shared(1) == Path("/s/1")
+    servers.hear("a/1", hello(count=1, name="step", shared=str(second)))
+    assert servers.shared(1) == second
     servers.forget(1)
     assert servers.shared(1) is None
-    servers.hear("a/1", hello(count=1, name="step", shared="/s/1"))
-    assert servers.shared(1) is None
+    servers.hear("a/1", hello(count=1, name="step", shared=str(second)))
+    assert servers.shared(1) is servers.elsewhere(1) is None
+
+
+def test_what_lies_on_another_machine_is_asked_of_who_has_it(tmp_path: Path) -> None:
+    servers, (here, _) = Servers(), folders(tmp_path)
+    servers.hear("a/1", hello(count=4, name="step", shared="/of/another/machine"))
+    assert servers.shared(0) is None
+    assert servers.elsewhere(0) == Source(0, b"a/1", 4)
+    servers.take(0, here)
+    assert servers.shared(0) == here
+    servers.hear("b/1", hello(count=7, name="next"))
+    servers.take(0, here)  # too late
+    assert servers.shared(1) is servers.elsewhere(1) is None
+    servers.hear("b/1", hello(count=7, name="next", shared="/of/another/machine"))
+    servers.forget(1)
+    assert servers.elsewhere(1) is None
+
+
+def folders(within: Path) -> list[Path]:
+    made = [within / "first", within / "second"]
+    for each in made:
+        each.mkdir()
+    return made
 
 
 def test_what_is_shared_late_of_an_older_target_is_nothing() -> None:
@@ -59,13 +82,13 @@ def test_publications_while_the_trainer_was_away_are_one() -> None:
     assert servers.targets.count_of(0) == 4
 
 
-def test_a_server_that_was_started_anew_shares_another_target() -> None:
-    servers = Servers()
-    servers.hear("a/1", hello(count=4, shared="/s/4"))
+def test_a_server_that_was_started_anew_shares_another_target(tmp_path: Path) -> None:
+    servers, (first, second) = Servers(), folders(tmp_path)
+    servers.hear("a/1", hello(count=4, shared=str(first)))
     servers.hear("a/2", hello(count=0))
     assert (servers.targets.newest, servers.shared(1)) == (1, None)
-    servers.hear("a/2", hello(count=0, shared="/s/0"))
-    assert servers.shared(1) == Path("/s/0")
+    servers.hear("a/2", hello(count=0, shared=str(second)))
+    assert servers.shared(1) == second
 
 
 def test_drafters_of_several_servers() -> None:

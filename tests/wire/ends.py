@@ -78,7 +78,7 @@ class Server(End):
         self.folder = folder
         self.heard: list[DrafterUpdate | DrafterTrainer] = []
         try:
-            self.receiver = Receiver(self.link, hello, folder, clock, most)
+            self.receiver = Receiver(self.link, hello, folder, clock, most, CHUNK)
         except ConfigError:
             super().close()
             raise

@@ -12,7 +12,7 @@ import zmq
 from benchmarks.lib.safety.hostile import FRAME, greet
 from tests.wire.ends import ANY_PORT, HELLO, heard, say
 from tlt_server.wire.connections import Bounds
-from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, encode
+from tlt_server.wire.messages import MAX_CHUNK_BYTES, READS_TO_SERVER, READS_TO_TRAINER, encode
 from tlt_server.wire.sockets import MAX_PEERS_COUNTED, Link
 
 BOUNDS = Bounds(connections=8, waiting=1 << 20, in_all=2 << 20, prove_within=1.0)
@@ -138,7 +138,7 @@ def test_a_word_that_is_too_long_is_not_taken(link: Link) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.linger = 0
         raw.connect(link.address)
-        raw.send(encode(HELLO) + bytes(1 << 20))
+        raw.send(encode(HELLO) + bytes(MAX_CHUNK_BYTES + (1 << 20)))
         assert heard(link, tries=5) is None
     assert link.rejected.total() == 0
     assert is_served(link)

@@ -1,7 +1,7 @@
 """Messages: every one survives the way, and nothing else gets through as one."""
 
 import zlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -22,6 +22,10 @@ from tlt_server.wire.messages import (
     ModelIdentity,
     Offer,
     Rejected,
+    Shared,
+    SharedFile,
+    SharedName,
+    SharedWanted,
     decode,
     encode,
 )
@@ -69,6 +73,18 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     ),
     Chunk: st.builds(Chunk, digest=digest, index=count),
     Rejected: st.builds(Rejected, reason=text),
+    SharedWanted: st.builds(SharedWanted, target_version=count),
+    Shared: st.builds(
+        lambda version, digests: Shared(
+            target_version=version,
+            files=tuple(
+                SharedFile(size=len(each), chunk_bytes=1, digests=b"".join(bytes(32) for _ in each), name=name)
+                for name, each in zip(get_args(SharedName), digests, strict=False)
+            ),
+        ),
+        count,
+        st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=2),
+    ),
 }
 any_message = st.one_of(*MESSAGES.values())
 READERS = (READS_TO_TRAINER, READS_TO_SERVER)

@@ -19,6 +19,7 @@ from tests.wire.ends import (
     step_for,
     step_until,
 )
+from tlt_server.wire.files import ASK_AGAIN, MAX_DAMAGED, WINDOW
 from tlt_server.wire.messages import (
     Chunk,
     ChunksWanted,
@@ -26,7 +27,7 @@ from tlt_server.wire.messages import (
     Hello,
     encode,
 )
-from tlt_server.wire.server import ASK_AGAIN, MAX_DAMAGED, SILENCE, WINDOW
+from tlt_server.wire.server import SILENCE
 from tlt_server.wire.trainer import Outgoing
 
 

@@ -25,8 +25,9 @@ from tests.wire.ends import (
     step_until,
 )
 from tlt_server.errors import ConfigError, WireError
+from tlt_server.wire.files import WINDOW
 from tlt_server.wire.messages import Chunk, ChunksWanted, Heartbeat, Message, Offer
-from tlt_server.wire.server import HELLO_EVERY, SILENCE, WINDOW
+from tlt_server.wire.server import HELLO_EVERY, SILENCE
 
 
 def test_a_drafter_crosses(new_trainer: NewTrainer, new_server: NewServer) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.wire.ends import CHUNK, drafter, holds, outgoing
 from tlt_server.errors import WireError
-from tlt_server.wire.server import Incoming
+from tlt_server.wire.files import Incoming
 
 
 @settings(deadline=None)
@@ -20,7 +20,7 @@ def test_chunks_join_to_the_file(tmp_path_factory: pytest.TempPathFactory, chunk
     incoming.resume()
     for index in range(update.header.chunks):
         assert incoming.missing
-        incoming.add(update.chunks[index])
+        incoming.add(update.chunks[index], 0.0)
     assert not incoming.missing
     assert holds(incoming.path, drafter(0, chunks))
     assert list(incoming.path.parent.iterdir()) == [incoming.path]
@@ -35,7 +35,7 @@ def test_what_is_left_of_an_earlier_life_is_kept_up_to_the_first_damage(
     first = Incoming(update.header, tmp_path_factory.mktemp("resume"))
     first.resume()
     for index in range(arrived):
-        first.add(update.chunks[index])
+        first.add(update.chunks[index], 0.0)
     tail = data.draw(st.binary(max_size=20))  # of a write that was cut off, say
     left = bytearray(first.path.read_bytes()) + tail
     good = arrived - bool(tail and arrived == update.header.chunks)  # the last chunk then seems longer than it is
@@ -48,7 +48,7 @@ def test_what_is_left_of_an_earlier_life_is_kept_up_to_the_first_damage(
     second.resume()
     assert second.next == good
     for index in range(good, update.header.chunks):
-        second.add(update.chunks[index])
+        second.add(update.chunks[index], 0.0)
     assert holds(second.path, drafter(0))
 
 
@@ -60,7 +60,7 @@ def test_a_damaged_chunk_is_not_written(tmp_path: Path, spoil: Any) -> None:
     incoming = Incoming(update.header, tmp_path)
     incoming.resume()
     with pytest.raises(WireError, match="chunk 0 of drafter 1"):
-        incoming.add(spoil(bytes(update.chunks[0])))
+        incoming.add(spoil(bytes(update.chunks[0])), 0.0)
     assert incoming.path.read_bytes() == b""
 
 
@@ -68,10 +68,10 @@ def test_a_file_that_is_gone_is_not_gone_on_with(tmp_path: Path) -> None:
     update = outgoing()
     incoming = Incoming(update.header, tmp_path)
     incoming.resume()
-    incoming.add(update.chunks[0])
+    incoming.add(update.chunks[0], 0.0)
     incoming.path.unlink()
     with pytest.raises(FileNotFoundError):
-        incoming.add(update.chunks[1])
+        incoming.add(update.chunks[1], 0.0)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import shutil
 import time
 from collections import deque
@@ -136,12 +137,13 @@ class Bridge:
     async def _share(self) -> None:
         """Has the server write what drafters share with each target, while there is a trainer to read it."""
         self._clear()  # an earlier life's
-        done, numbers = -1, count(1)
+        # a name that no other link chooses: where a trainer finds it, it is this one
+        done, numbers, token = -1, count(1), secrets.token_hex(8)
         try:
             while True:
                 target, began = self._receiver.hello.target_version, time.monotonic()
                 if self._is_connected and target > done:
-                    await self._share_one(str(self._folder / f"target-{next(numbers)}"))
+                    await self._share_one(str(self._folder / f"target-{token}-{next(numbers)}"))
                     done = target
                 await asyncio.sleep(max(EVENTS_EVERY, REST * (time.monotonic() - began)))
         finally:

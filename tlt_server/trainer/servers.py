@@ -10,6 +10,7 @@ from threading import Lock
 
 from tlt_server.trainer.data.targets import Targets
 from tlt_server.wire.messages import Hello
+from tlt_server.wire.sharing import Source
 from tlt_server.wire.trainer import SILENCE
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class Servers:
         self._clock, self._lock = clock, Lock()
         self._servers: dict[str, _Server] = {}
         self._shared: dict[int, Path] = {}
+        self._elsewhere: Source | None = None
         self._unusable: deque[Path] = deque(maxlen=UNUSABLE_KEPT)
+        self._given_up: deque[int] = deque(maxlen=UNUSABLE_KEPT)
         self.targets = Targets()
         self.newest_drafter = 0
         self._has_warned = False
@@ -79,9 +82,22 @@ class Servers:
         with self._lock:
             return self._shared.get(target)
 
+    def elsewhere(self, target: int) -> Source | None:
+        """Whom to ask for them, where they lie on other machines alone."""
+        with self._lock:
+            found = self._elsewhere
+            return found if found is not None and found.target == target and target not in self._given_up else None
+
+    def take(self, target: int, folder: Path) -> None:
+        """They were fetched."""
+        with self._lock:
+            if target == self.targets.newest:
+                self._shared = {target: folder}
+
     def forget(self, target: int) -> None:
         """What was shared of it cannot be used, nor will it be tried again."""
         with self._lock:
+            self._given_up.append(target)
             if (path := self._shared.pop(target, None)) is not None:
                 self._unusable.append(path)
 
@@ -110,8 +126,12 @@ class Servers:
             server.given, server.given_at = hello.newest_drafter, server.heard
         self._note_given(name, hello.newest_drafter)
         target = self.targets.hear(name, hello.target_version, hello.weight_version)
-        if hello.shared and target == self.targets.newest and Path(hello.shared) not in self._unusable:
-            self._shared = {target: Path(hello.shared)}
+        if not hello.shared or target != self.targets.newest or (path := Path(hello.shared)) in self._unusable:
+            return
+        if path.is_dir():  # a link of this machine chose a name that there is once
+            self._shared = {target: path}
+        elif target not in self._shared:
+            self._elsewhere = Source(target, peer.encode(), hello.target_version)
 
     def _present(self) -> dict[str, _Server]:
         now = self._clock()

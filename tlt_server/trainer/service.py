@@ -28,6 +28,7 @@ from tlt_server.trainer.publish.published import Edition, Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers
+from tlt_server.wire.sharing import Fetcher
 from tlt_server.wire.sockets import Inlet
 from tlt_server.wire.trainer import Sender
 
@@ -61,6 +62,7 @@ class Parts:
     workers: Workers
     inlet: Inlet
     inbox: Inbox
+    fetcher: Fetcher
     sender: Sender
 
 
@@ -122,6 +124,8 @@ class Service:
         """Takes up what the drafter shares with a new target, where it can be had."""
         parts, servers = self._parts, self._parts.servers
         if (folder := servers.shared(target)) is None:
+            if (source := servers.elsewhere(target)) is not None:
+                parts.fetcher.want(source)
             return
         try:
             before = parts.trainer.frozen

@@ -15,6 +15,7 @@ import torch
 
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import create
+from tlt_server.drafter.header import MOST_HEADER
 from tlt_server.drafter.networks import Eagle3
 from tlt_server.drafter.target import find_target
 from tlt_server.errors import ConfigError, DiskFailed
@@ -41,6 +42,7 @@ from tlt_server.trainer.service import Parts, Service
 from tlt_server.trainer.status import shown
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
+from tlt_server.wire.sharing import Fetcher
 from tlt_server.wire.sockets import Inlet, Link
 from tlt_server.wire.trainer import Sender
 
@@ -132,6 +134,7 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         inlet = Inlet(config.features_address, config.curve)
         stack.callback(inlet.close)
         model, servers = ModelIdentity.of(read_config(target)), Servers()
+        fetcher = Fetcher(folder / "shared", _most_shared(model), servers.take)
         workers = Workers(place.devices, config.spot, lambda rank: _end_overdue(rank, config))
         width, kind = _reads(drafter)
 
@@ -152,8 +155,14 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             workers=workers,
             inlet=inlet,
             inbox=Inbox(inlet, model, kind, width, servers.targets),
-            sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, hear),
+            fetcher=fetcher,
+            sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, hear, fetcher=fetcher),
         )
+
+
+def _most_shared(model: ModelIdentity) -> int:
+    """Bytes of a file with a target's embedding, or its head, in float32 at most."""
+    return 4 * model.vocab_size * model.hidden_size + MOST_HEADER
 
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints) -> None:

@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
 MAX_CHUNK_BYTES = 4 << 20
@@ -33,6 +33,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 FilePath = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
+SharedName = Literal["model.embed_tokens.weight", "lm_head.weight"]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
@@ -59,6 +60,22 @@ class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """On the control link."""
+
+
+class Blob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file, fetched in chunks. size: bytes. digests: the sha256 of every chunk, end to end."""
+
+    size: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
+    digests: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
+
+    def __post_init__(self) -> None:
+        if len(self.digests) != 32 * self.chunks:
+            raise ValueError(f"{len(self.digests)} bytes of digests for {self.chunks} chunks")
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // self.chunk_bytes)
 
 
 # -- server -> trainer ------------------------------------------------------------------------------------------------
@@ -96,8 +113,29 @@ class Hello(Message, frozen=True):
     lent: bool = False
 
 
+class SharedFile(Blob, frozen=True):
+    """name: of the tensor in it."""
+
+    name: SharedName
+
+    @property
+    def digest(self) -> bytes:
+        """Of its name and contents."""
+        return hashlib.sha256(self.name.encode() + self.digests).digest()
+
+    def __str__(self) -> str:
+        return f"the target's {self.name}"
+
+
+class Shared(Message, frozen=True):
+    """In answer to `SharedWanted`: what lies in `Hello.shared`, of this target."""
+
+    target_version: Count
+    files: Annotated[tuple[SharedFile, ...], Meta(min_length=1, max_length=2)]
+
+
 class ChunksWanted(Message, frozen=True):
-    """Chunks [start, stop) of the update with this digest."""
+    """Either way: chunks [start, stop) of the file with this digest."""
 
     digest: Digest
     start: Count
@@ -115,35 +153,31 @@ class Heartbeat(Message, frozen=True):
     """In answer to each `Hello`."""
 
 
-class Offer(Message, frozen=True):
+class Offer(Message, Blob, frozen=True, tag=True):
     """A drafter to fetch, one safetensors file; offered at its publication, and to each `Hello` that knows another.
-
-    trained_on: target version. size: bytes. digests: the sha256 of every chunk, end to end.
-    """
+    trained_on: target version."""
 
     version: Annotated[int, Meta(ge=1, lt=1 << 53)]
     trained_on: Count
     model: ModelIdentity
-    size: Annotated[int, Meta(ge=1, lt=1 << 53)]
-    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
-    digests: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
-
-    def __post_init__(self) -> None:
-        if len(self.digests) != 32 * self.chunks:
-            raise ValueError(f"{len(self.digests)} bytes of digests for {self.chunks} chunks")
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.size // self.chunk_bytes)
 
     @property
     def digest(self) -> bytes:
         """Of the whole, its version and contents."""
         return hashlib.sha256(self.version.to_bytes(8) + self.digests).digest()
 
+    def __str__(self) -> str:
+        return f"drafter {self.version}"
+
+
+class SharedWanted(Message, frozen=True):
+    """What drafters share with this target, to which the server's path does not lead here."""
+
+    target_version: Count
+
 
 class Chunk(Message, frozen=True):
-    """Followed by the chunk's bytes."""
+    """Either way; followed by the chunk's bytes."""
 
     digest: Digest
     index: Count
@@ -155,8 +189,8 @@ class Rejected(Message, frozen=True):
     reason: Reason
 
 
-READS_TO_TRAINER = Decoder(Hello | ChunksWanted)
-READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk)
+READS_TO_TRAINER = Decoder(Hello | ChunksWanted | Shared | Chunk)
+READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk | SharedWanted | ChunksWanted)
 
 # -- server -> trainer, on the features link --------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """A server's end of the control link: says what the server does, and fetches drafters into a folder."""
 
 import fcntl
-import hashlib
 import os
 import shutil
 import time
@@ -12,59 +11,16 @@ import msgspec
 from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError, WireError
-from tlt_server.wire.messages import MAX_CHUNKS_WANTED, MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, Offer
+from tlt_server.wire.files import CHUNK_BYTES, MAX_DAMAGED, Incoming
+from tlt_server.wire.messages import MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, Offer, SharedWanted
+from tlt_server.wire.sharing import Sharer
 from tlt_server.wire.sockets import TRAINER, Link
 
-HELLO_EVERY = ASK_AGAIN = 1.0
-SILENCE = 3.0
-"""Seconds: between hellos; without a chunk, until it is asked for again; without a word, until the trainer is away."""
+HELLO_EVERY, SILENCE = 1.0, 3.0
+"""Seconds: between hellos; without a word, until the trainer is away."""
 LOOK_EVERY = 0.05
 """Seconds until what is due is done, while nothing arrives."""
-WINDOW = MAX_CHUNKS_WANTED
-"""Chunks asked for ahead, half of them at a time: 8 MiB under way, however slow this side is."""
-MAX_DAMAGED = 3
-"""Chunks damaged one after another, after which it is not the line."""
 PARTIAL, WHOLE = "*.partial", "drafter-*.safetensors"
-
-
-class Incoming:
-    """A drafter on its way: a file, named by its digest, that grows by one verified chunk after another; a later life
-    of the receiver goes on with it. Methods raise OSError where the disk does.
-
-    next: the chunk that is due. asked: the first that was not asked for yet. damaged: chunks, one after another.
-    """
-
-    def __init__(self, header: Offer, folder: Path) -> None:
-        self.header, self.digest = header, header.digest
-        self.path = folder / f"{self.digest.hex()[:16]}.partial"
-        self.next = self.asked = self.damaged = 0
-
-    @property
-    def missing(self) -> int:
-        """Bytes."""
-        return max(self.header.size - self.next * self.header.chunk_bytes, 0)
-
-    def resume(self) -> None:
-        """Makes the file, or keeps of it the chunks that are good."""
-        with self.path.open("a+b") as file:
-            file.seek(0)
-            while self.missing and self._is_next(file.read(self.header.chunk_bytes)):
-                self.next += 1
-            file.truncate(min(self.next * self.header.chunk_bytes, self.header.size))
-        self.asked = self.next
-
-    def add(self, chunk: Buffer) -> None:
-        """Appends the chunk that is due. WireError: it is not what the sender said it would be."""
-        if not self._is_next(chunk):
-            self.damaged, self.asked = self.damaged + 1, self.next
-            raise WireError(f"chunk {self.next} of drafter {self.header.version} was damaged: its sha256 is wrong")
-        with self.path.open("r+b") as file:
-            file.seek(self.next * self.header.chunk_bytes)
-            file.write(chunk)
-        self.next, self.damaged = self.next + 1, 0
-
-    def _is_next(self, chunk: Buffer) -> bool:
-        return hashlib.sha256(chunk).digest() == self.header.digests[32 * self.next : 32 * (self.next + 1)]
 
 
 class Receiver:
@@ -74,7 +30,7 @@ class Receiver:
     link: to the trainer, reading `READS_TO_SERVER`; `close` closes it.
     hello: the server's state now; `change` tells of another.
     folder: this receiver's alone, best in memory (/dev/shm); made if it is not there.
-    most: bytes that a drafter may have; None: as many as there is room for.
+    most: bytes that a drafter may have; None: as many as there is room for. chunk_bytes: of what is shared from here.
 
     told: to be set; called with each drafter that lies whole and verified at its path, until a newer one does, and
         with each change of how the link stands.
@@ -89,16 +45,19 @@ class Receiver:
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
         most: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.hello = hello
         self.told: Callable[[DrafterUpdate | DrafterTrainer], object] = lambda _: None
         self._link, self._folder, self._clock, self._most = link, folder, clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
+        self._sharer = Sharer(link, chunk_bytes)
+        self._update: Offer | None = None
         self._incoming: Incoming | None = None
         self._received: bytes | None = None
         self._given_up: bytes | None = None
-        self._hello_due = self._ask_due = 0.0
+        self._hello_due = 0.0
         self._heard = -SILENCE
         self._trainer = DrafterTrainer(address=link.address, connected=False)
 
@@ -119,9 +78,9 @@ class Receiver:
         if now >= self._hello_due:
             self.change()
         is_heard = now - self._heard < SILENCE
-        if self._incoming is not None and is_heard and now >= self._ask_due:
-            self._incoming.asked = self._incoming.next
-            self._go_on(self._incoming)
+        if self._incoming is not None and is_heard:
+            self._ask(self._incoming)
+        self._sharer.step(self.hello)
         self._report(connected=is_heard)
 
     def change(self, **state: object) -> None:
@@ -140,6 +99,7 @@ class Receiver:
         self._remove(PARTIAL)
         self._remove(WHOLE)
         os.close(self._lock)
+        self._sharer.close()
         self._link.close()
 
     def _report(self, **changes: object) -> None:
@@ -155,6 +115,8 @@ class Receiver:
                 self._consider(message)
             elif isinstance(message, Chunk):
                 self._add(message, payload)
+            elif isinstance(message, SharedWanted | ChunksWanted):
+                self._sharer.hear(message, self.hello)
         except OSError as error:
             self._give_up(f"cannot write to {self._folder}: {error.strerror}")
 
@@ -180,12 +142,12 @@ class Receiver:
             return f"version {update.version} is older than {newest}, which this server was given: raise the version"
         if update.version == newest and self._received not in {None, digest}:
             return f"version {newest} came before with other contents: raise the version"
-        if self._incoming is not None and update.version < self._incoming.header.version:
-            return f"version {update.version} is older than {self._incoming.header.version}, which is arriving"
+        if self._incoming is not None and self._update is not None and update.version < self._update.version:
+            return f"version {update.version} is older than {self._update.version}, which is arriving"
         return ""
 
     def _begin(self, update: Offer) -> None:
-        self._incoming = incoming = Incoming(update, self._folder)
+        self._update, self._incoming = update, (incoming := Incoming(update, self._folder))
         self._remove(PARTIAL, keep=incoming.path)
         incoming.resume()
         free = shutil.disk_usage(self._folder).free
@@ -195,21 +157,22 @@ class Receiver:
             self._go_on(incoming)
 
     def _go_on(self, incoming: Incoming) -> None:
-        """Asks for more once half of what was asked for is here; ends where nothing is missing."""
-        self._ask_due = self._clock() + ASK_AGAIN
-        if not incoming.missing:
+        """Asks for more, or ends where nothing is missing."""
+        if incoming.missing:
+            self._ask(incoming)
+        else:
             self._finish(incoming)
-        elif incoming.asked - incoming.next <= WINDOW // 2:
-            start, incoming.asked = incoming.asked, min(incoming.next + WINDOW, incoming.header.chunks)
-            if start < incoming.asked:
-                self._link.send(ChunksWanted(digest=incoming.digest, start=start, stop=incoming.asked))
+
+    def _ask(self, incoming: Incoming) -> None:
+        if (wanted := incoming.wanted(self._clock())) is not None:
+            self._link.send(wanted)
 
     def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
         if incoming is None or (chunk.digest, chunk.index) != (incoming.digest, incoming.next):
             return  # of an update that was superseded while it was under way, or after a loss
         try:
-            incoming.add(payload)
+            incoming.add(payload, self._clock())
         except WireError as error:
             self._link.reject(TRAINER, str(error))
             if incoming.damaged == MAX_DAMAGED:
@@ -218,7 +181,8 @@ class Receiver:
         self._go_on(incoming)
 
     def _finish(self, incoming: Incoming) -> None:
-        update = incoming.header
+        update = self._update
+        assert update is not None
         path = incoming.path.rename(self._folder / f"drafter-{update.version}.safetensors")
         self._remove(WHOLE, keep=path)
         self._incoming, self._received = None, incoming.digest
@@ -227,11 +191,12 @@ class Receiver:
         self.told(DrafterUpdate(str(path), update.version, update.trained_on))
 
     def _give_up(self, reason: str) -> None:
-        incoming = self._incoming
+        incoming, update = self._incoming, self._update
         assert incoming is not None
+        assert update is not None
         incoming.path.unlink(missing_ok=True)
         self._incoming, self._given_up = None, incoming.digest
-        self._refuse(incoming.header, reason)
+        self._refuse(update, reason)
 
     def _refuse(self, update: Offer, reason: str) -> None:
         self._report(refused=update.version, reason=reason)

@@ -38,7 +38,7 @@ FEATURES_WAITING, FEATURES_UNSENT = 64, 4
 """Messages of a few MiB, at the trainer and at a server."""
 MAX_FEATURES_BYTES = 32 << 20
 MAX_WORD_BYTES = 64 << 10
-"""Of a frame of features, and of one that a server sends on the control link."""
+"""Of a frame of features, and of one on the control link beside a chunk."""
 CONTROL = Bounds(connections=128, waiting=16 << 20, in_all=256 << 20, prove_within=10.0)
 FEATURES = Bounds(connections=128, waiting=512 << 20, in_all=2 << 30, prove_within=math.inf)
 MAX_PEERS_COUNTED = 1024
@@ -184,11 +184,11 @@ class Link(_End):
         self._rejected_us: set[bytes] = set()
         self._reads, self._binds = reads, name is None
         options: dict[str, Any] = {"sndhwm": HIGH_WATER_MARK, "rcvhwm": HIGH_WATER_MARK}
+        options |= {"maxmsgsize": MAX_CHUNK_BYTES + MAX_WORD_BYTES}
         if name is None:  # mandatory: what cannot be sent is not dropped silently; handover: to a peer that is back
-            options |= {"maxmsgsize": MAX_WORD_BYTES, "router_mandatory": True, "router_handover": True}
+            options |= {"router_mandatory": True, "router_handover": True}
             super().__init__(address, zmq.ROUTER, curve, bounds, **options)
         else:
-            options |= {"maxmsgsize": MAX_CHUNK_BYTES + MAX_WORD_BYTES}
             options |= {"routing_id": f"{name}/{secrets.token_hex(4)}".encode()}
             super().__init__(address, zmq.DEALER, curve, None, **options)
 

@@ -1,13 +1,23 @@
 """The trainer's end of the control link: publishes drafters, and hears from every server."""
 
-import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import Chunk, ChunksWanted, Heartbeat, Hello, Message, ModelIdentity, Offer
+from tlt_server.wire.files import CHUNK_BYTES, digests_of
+from tlt_server.wire.messages import (
+    Buffer,
+    Chunk,
+    ChunksWanted,
+    Heartbeat,
+    Hello,
+    Message,
+    ModelIdentity,
+    Offer,
+    Shared,
+)
+from tlt_server.wire.sharing import Fetcher
 from tlt_server.wire.sockets import Link
 
 SILENCE = 10.0
@@ -16,8 +26,6 @@ NOTICE_WITHIN = 0.02
 """Seconds until a quiet sender notices what another thread has asked of it."""
 HELLOS_A_SECOND = 64
 """Of a server, which says a few."""
-CHUNK_BYTES = 2 << 20
-"""Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
 
 
 class Outgoing:
@@ -25,15 +33,13 @@ class Outgoing:
 
     def __init__(self, file: bytes, version: int, trained_on: int, model: ModelIdentity, chunk_bytes: int) -> None:
         self.chunks = [memoryview(file)[start : start + chunk_bytes] for start in range(0, len(file), chunk_bytes)]
-        with ThreadPoolExecutor() as pool:  # hashing gives the interpreter lock away
-            digests = b"".join(pool.map(lambda chunk: hashlib.sha256(chunk).digest(), self.chunks))
         self.header = Offer(
             version=version,
             trained_on=trained_on,
             model=model,
             size=len(file),
             chunk_bytes=chunk_bytes,
-            digests=digests,
+            digests=digests_of(self.chunks),
         )
         self.digest = self.header.digest
 
@@ -47,6 +53,7 @@ class Sender:
     model: the target that the drafters are for; a server of another one is turned away.
     hear: called in `run`'s thread with a server's identity (`NAME/TOKEN`, new at each of its starts) and its hello.
         Must return soon.
+    fetcher: of what servers on other machines share with their targets; None: nothing is fetched.
 
     dropped: messages that were neither heard nor answered with chunks. From any thread.
     """
@@ -58,7 +65,9 @@ class Sender:
         hear: Callable[[str, Hello], None],
         clock: Callable[[], float] = time.monotonic,
         chunk_bytes: int = CHUNK_BYTES,
+        fetcher: Fetcher | None = None,
     ) -> None:
+        self.fetcher = fetcher
         self.link, self._model, self._hear = link, model, hear
         self._clock, self._chunk_bytes = clock, chunk_bytes
         self._servers: dict[bytes, float] = {}
@@ -104,12 +113,14 @@ class Sender:
             for peer in self._servers:
                 self.link.send(self._update.header, to=peer)
         if (arrived := self.link.receive()) is not None:
-            self._handle(*arrived[:2])
+            self._handle(*arrived)
+        if self.fetcher is not None:
+            self.fetcher.step(self.link)
         self.dropped = self.link.read - self._served
         now = self._clock()
         self._servers = {peer: heard for peer, heard in self._servers.items() if now - heard < SILENCE}
 
-    def _handle(self, peer: bytes, message: Message) -> None:
+    def _handle(self, peer: bytes, message: Message, payload: Buffer) -> None:
         if isinstance(message, Hello):
             if reason := self._reason_to_reject(peer, message):
                 self.link.reject(peer, reason)
@@ -117,6 +128,8 @@ class Sender:
                 self._greet(peer, message)
         elif isinstance(message, ChunksWanted) and peer in self._servers:
             self._send_chunks(peer, message)
+        elif isinstance(message, Shared | Chunk) and self.fetcher is not None:
+            self._served += self.fetcher.hear(self.link, peer, message, payload)
 
     def _reason_to_reject(self, peer: bytes, hello: Hello) -> str:
         """Empty if there is none."""
