@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import torch
 import zmq
+import zmq.auth
 from safetensors import deserialize
 from safetensors.torch import load_file, save_file
 from tlt_client import DrafterTrainer, DrafterUpdate
@@ -26,7 +27,7 @@ from tests.trainer.models import TARGET_FOLDER, texts
 from tlt_server.process import free_port
 from tlt_server.wire.messages import READS_TO_SERVER, FeatureBatch, FeatureHeader, Hello, ModelIdentity, Rows
 from tlt_server.wire.server import Receiver
-from tlt_server.wire.sockets import Link
+from tlt_server.wire.sockets import CurveKeys, Link
 
 MODEL = ModelIdentity.of(json.loads((TARGET_FOLDER / "config.json").read_text()))
 WITHIN_S = 120.0
@@ -50,10 +51,14 @@ def shared_tensors() -> dict[str, Tensor]:
 class Outlet:
     """Where the server of this name sends features from. count: of its target's publications."""
 
-    def __init__(self, features: str, name: str) -> None:
+    def __init__(self, features: str, name: str, curve: CurveKeys | None = None) -> None:
         self.name, self.count = name, 0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
+        if curve is not None:
+            public, secret = zmq.auth.load_certificate(curve.own)
+            self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
+            self._socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
         self._socket.connect(features)
 
     def push(self, run_numbers: Sequence[int], change: Callable[..., Any] | None = None, **said: Any) -> None:
@@ -100,15 +105,16 @@ class Server(Outlet):
         name: str = "one:1",
         newest: int = 0,
         devices: tuple[str, ...] = (),
+        curve: CurveKeys | None = None,
     ) -> None:
-        super().__init__(features, name)
+        super().__init__(features, name, curve)
         self.folder = folder
         self.arrived: list[DrafterUpdate] = []
         self.held = self.refuses = False
         self.link = DrafterTrainer(address=control, connected=False)
         self._changes: deque[Callable[[], None]] = deque()  # written by any thread, taken by the receiving one
         self._over = threading.Event()
-        self._control, self._newest, self._devices = control, newest, devices
+        self._control, self._newest, self._devices, self._curve = control, newest, devices, curve
         self._shared = self._save()
 
     def __enter__(self) -> "Server":
@@ -122,7 +128,9 @@ class Server(Outlet):
             shared=self._shared,
             devices=self._devices,
         )
-        self._receiver = Receiver(Link(self._control, READS_TO_SERVER, self.name), hello, self.folder / "drafters")
+        self._receiver = Receiver(
+            Link(self._control, READS_TO_SERVER, self.name, self._curve), hello, self.folder / "drafters"
+        )
         self._receiver.told = self._hear
         self._receiving = threading.Thread(target=self._receive)
         self._receiving.start()
@@ -164,7 +172,8 @@ class Server(Outlet):
         path = self.folder / f"target-{self.count}"
         path.mkdir(parents=True)
         moved = {name: each * (1 + 1e-3 * self.count) for name, each in shared_tensors().items()}
-        save_file(moved, path / "shared.safetensors")
+        for name, tensor in moved.items():
+            save_file({name: tensor}, path / f"{name}.safetensors")
         return str(path)
 
     def change(self, **state: object) -> None:
@@ -190,7 +199,8 @@ def torchrun(ranks: int) -> list[str]:
 class Running:
     """A trainer's process, or its processes under torchrun.
 
-    control, features: where it listens: no ports, of which one found free may soon not be, but where `tcp` asks for it.
+    control, features: where it listens: no ports, of which one found free may soon not be, but where `tcp` names a
+    host's address.
     """
 
     def __init__(
@@ -201,12 +211,12 @@ class Running:
         margin: float = 0.01,
         tables: str = "",
         *,
-        tcp: bool = False,
+        tcp: str = "",
     ) -> None:
         self.port, self.folder, self._file = free_port(), folder, folder / "train.toml"
         self.control, self.features = f"ipc://{folder}/control", f"ipc://{folder}/control.features"
         if tcp:
-            self.control, self.features = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+            self.control, self.features = (f"tcp://{tcp}:{free_port()}" for _ in range(2))
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(

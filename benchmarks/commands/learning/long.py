@@ -53,11 +53,11 @@ class Plan(NamedTuple):
     each. width: of the states that go over the link; lengths: of the responses whose ingestion is compared."""
 
     responses: int = 24
-    judged: int = 6
+    judged: int = 4
     shortest: int = 8_000
     longest: int = 16_000
-    steps: int = 600
-    entries: int = 1024
+    steps: int = 300
+    entries: int = 4096  # the trainer's default
     width: int = 3584
     lengths: tuple[int, ...] = (16_384, 32_768, 65_536)
 

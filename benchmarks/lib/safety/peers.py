@@ -108,7 +108,7 @@ def _peer(context: "zmq.Context[zmq.Socket[bytes]]", draw: random.Random) -> "zm
 
 
 def _against_trainer(count: int, draw: random.Random, logs: Path) -> Figures:
-    trainer = Running(logs / "trainer", tcp=True)
+    trainer = Running(logs / "trainer", tcp="127.0.0.1")
     taken = ended = stalled = 0
     memory: list[int] = []
     with (
