@@ -1,8 +1,9 @@
-"""Stands in for `scontrol`, `srun` and `tlt-server`, by the name it is called by: nodes are addresses of this machine,
-and programs note how they were started, in the file RECORD, rather than load a model."""
+"""Stands in for `scontrol`, `srun`, `scancel` and `tlt-server`, by the name it is called by: nodes are addresses of
+this machine, and programs note how they were started, in the file RECORD, rather than load a model."""
 
 import json
 import os
+import signal
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,10 +26,25 @@ def srun(words: list[str]) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ["NODE"] = options["--nodelist"]
+    with open(os.environ["RECORD"] + ".steps", "a") as steps:
+        steps.write(f"{os.getpid()}\n")
     os.execvp(words[command], words[command:])
 
 
+def scancel() -> None:
+    assert sys.argv[1:] == ["--signal=TERM", os.environ["SLURM_JOB_ID"]], sys.argv
+    for pid in Path(os.environ["RECORD"] + ".steps").read_text().split():
+        os.kill(int(pid), signal.SIGTERM)
+
+
+def end(*_: object) -> None:
+    with open(os.environ["RECORD"] + ".ended", "a") as ended:
+        ended.write(f"{os.getpid()}\n")
+    os._exit(0)
+
+
 def tlt_server(words: list[str]) -> None:
+    signal.signal(signal.SIGTERM, end)
     node = os.environ.get("NODE")
     keys = [os.environ.get(name) for name in ("TLT_API_KEY", "TLT_ADMIN_API_KEY")]
     with open(os.environ["RECORD"], "a") as record:
@@ -47,5 +63,7 @@ if __name__ == "__main__":
             print(os.environ["SLURM_JOB_NODELIST"].replace(",", "\n"))  # noqa: T201
         case "srun":
             srun(sys.argv[1:])
+        case "scancel":
+            scancel()
         case "tlt-server":
             tlt_server(sys.argv[1:])

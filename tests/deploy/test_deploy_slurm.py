@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to submit from; RECORD in it is what was started."""
     (tmp_path / "bin").mkdir()
-    for name in ("scontrol", "srun", "tlt-server"):
+    for name in ("scontrol", "srun", "scancel", "tlt-server"):
         program = tmp_path / "bin" / name
         program.write_text(f"#!{sys.executable}\n{STAND_IN.read_text()}")
         program.chmod(0o755)
@@ -155,6 +155,8 @@ def test_when_time_is_over_all_ends(job: Path) -> None:
         until(lambda: len(started(job)) == 4)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
+    told = (job / "record.ended").read_text().split()
+    assert {str(each["pid"]) for each in started(job)} == set(told), "some were killed, rather than told to end"
     assert all_ended(job)
 
 
