@@ -21,6 +21,7 @@ NUMBERED = (
     "deploy/gpu.Dockerfile",
     "deploy/kubernetes/front.yaml",
     "deploy/kubernetes/leaderworkerset.yaml",
+    "deploy/kubernetes/rayservice.yaml",
     "deploy/kubernetes/servers.yaml",
     "deploy/kubernetes/trainer.yaml",
 )

@@ -15,7 +15,10 @@ from tlt_server.trainer.config import TrainConfig
 
 Document = Mapping[str, Any]
 FOLDER = DEPLOY / "kubernetes"
-WORKLOADS = ("StatefulSet", "Deployment", "LeaderWorkerSet")
+POD_IP = "10.0.0.1"
+RAY_AGENT = 52365
+"""The port of Ray's own health, which KubeRay opens."""
+RAY = re.compile(r"(?m)^ray==(\S+)")
 SECRET = re.compile(r"kubectl create secret generic ([\w-]+)((?: --from-(?:file|literal)=\S+)+)")
 
 
@@ -31,26 +34,41 @@ class Pod(NamedTuple):
     of: str
     labels: Mapping[str, str]
     spec: Mapping[str, Any]
-    claims: frozenset[str]
+    claims: frozenset[str] = frozenset()
 
     @property
     def container(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.spec["containers"][0]
-        return found
+        """The one that runs our program; else the first, which runs Ray."""
+        containers: Sequence[Mapping[str, Any]] = self.spec["containers"]
+        return next((each for each in containers if "args" in each), containers[0])
 
     @property
     def ports(self) -> dict[str, int]:
-        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+        return {port["name"]: port["containerPort"] for port in self.container.get("ports", ())}
 
 
 def pods(documents: Iterable[Document]) -> Iterator[Pod]:
     for document in documents:
-        if document["kind"] in WORKLOADS:
-            spec = document["spec"]
-            template = spec["leaderWorkerTemplate"]["workerTemplate"] if "leaderWorkerTemplate" in spec else None
-            template = template or spec["template"]
-            claims = frozenset(claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", ()))
-            yield Pod(document["metadata"]["name"], template["metadata"]["labels"], template["spec"], claims)
+        name, spec = document["metadata"]["name"], document.get("spec", {})
+        match document["kind"]:
+            case "StatefulSet" | "Deployment":
+                claims = frozenset(claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", ()))
+                yield Pod(name, spec["template"]["metadata"]["labels"], spec["template"]["spec"], claims)
+            case "LeaderWorkerSet":
+                template = spec["leaderWorkerTemplate"]["workerTemplate"]
+                yield Pod(name, template["metadata"]["labels"], template["spec"])
+            case "RayService":
+                head, (worker,) = (
+                    spec["rayClusterConfig"]["headGroupSpec"],
+                    spec["rayClusterConfig"]["workerGroupSpecs"],
+                )
+                for of, template in ((name, head["template"]), (workers_of(name), worker["template"])):
+                    yield Pod(of, template["metadata"]["labels"], template["spec"])
+
+
+def workers_of(name: str) -> str:
+    """What the pods are known as here in which Ray places the servers of a front."""
+    return f"{name}-workers"
 
 
 def named(documents: Iterable[Document], kind: str) -> dict[str, Any]:
@@ -68,9 +86,15 @@ def secrets() -> dict[str, set[str]]:
     }
 
 
+def applied() -> dict[str, list[str]]:
+    """Files that the README has one apply together, by that command."""
+    found = re.findall(r"^kubectl apply (.*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    return {line: re.findall(r"-f (\S+)", line) for line in found}
+
+
 def program(pod: Pod, files: Mapping[str, Path]) -> Serve | TrainConfig | Fleet:
     """What its container runs, as the parser of its program takes it."""
-    variables = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "leader"}
+    variables = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "leader", "POD_IP": POD_IP}
     kind = pod.container["image"].rpartition("-")[2]
     words = [*(pod.container.get("command") or entrypoint(DEPLOY / f"{kind}.Dockerfile")), *pod.container["args"]]
     return parsed([re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word) for word in words], files)
@@ -95,12 +119,16 @@ def faults(documents: Sequence[Document], folder: Path) -> list[str]:
         fault for service in named(documents, "Service").values() for fault in _service_faults(service, documents)
     ]
     try:
-        programs = {pod.of: program(pod, settings(pod, documents, folder)) for pod in pods(documents)}
+        programs = {
+            pod.of: program(pod, settings(pod, documents, folder)) for pod in pods(documents) if "args" in pod.container
+        }
     except (KeyError, ValueError, ConfigError, TyperException) as error:
         return [*found, f"command line: {error!r}"]
     for pod in pods(documents):
-        found += _port_faults(pod, programs[pod.of])
-    return [*found, *_link_faults(documents, programs), *_member_faults(documents, programs)]
+        if pod.of in programs:
+            found += _port_faults(pod, programs[pod.of])
+    found += [*_link_faults(documents, programs), *_member_faults(documents, programs)]
+    return [*found, *_ray_faults(documents, programs)]
 
 
 def _pod_faults(pod: Pod, documents: Sequence[Document]) -> Iterator[str]:
@@ -122,10 +150,11 @@ def _pod_faults(pod: Pod, documents: Sequence[Document]) -> Iterator[str]:
             yield f"{pod.of}: image {each['image']} is none that deploy/ builds"
         for probe in (each.get(f"{kind}Probe") for kind in ("startup", "readiness", "liveness")):
             port = probe and (probe.get("httpGet") or probe["tcpSocket"])["port"]
-            if port and port not in pod.ports:
+            if port and port not in {*pod.ports, RAY_AGENT}:
                 yield f"{pod.of}: a probe asks port {port}, which it has not"
-        for variable in each.get("env", ()):
-            asked = variable["valueFrom"]["secretKeyRef"]
+        for asked in (each["valueFrom"].get("secretKeyRef") for each in each.get("env", ())):
+            if asked is None:
+                continue
             if asked["key"] not in secrets().get(asked["name"], ()):
                 yield f"{pod.of}: the README makes no secret {asked['name']} with {asked['key']}"
     copied = {word for each in pod.spec.get("initContainers", ()) for word in each["command"] if "/secret/" in word}
@@ -161,7 +190,8 @@ def _port_faults(pod: Pod, found: Serve | TrainConfig | Fleet) -> Iterator[str]:
             said["rendezvous"] = found.sglang.dist_init_addr.rpartition(":")[2]
     if {name: int(port) for name, port in said.items()} != pod.ports:
         yield f"{pod.of}: listens at {said}, declares {pod.ports}"
-    if hosts != {"0.0.0.0"}:
+    to_all = POD_IP if isinstance(found, Fleet) and found.own["replicas"] else "0.0.0.0"
+    if hosts != {to_all}:
         yield f"{pod.of}: listens at {sorted(hosts)}, where no other pod reaches it"
 
 
@@ -169,7 +199,10 @@ def _link_faults(documents: Sequence[Document], programs: Mapping[str, Any]) -> 
     """Trainer and servers: where they meet, by which keys, over which target."""
     services = named(documents, "Service")
     keys = {pod.of: _keys(pod) for pod in pods(documents)}
-    for name, server in ((name, each) for name, each in programs.items() if isinstance(each, Serve)):
+    servers = {name: each for name, each in programs.items() if isinstance(each, Serve)}
+    placed = {name: each for name, each in programs.items() if isinstance(each, Fleet) and each.own["replicas"]}
+    servers |= {workers_of(name): each.serve for name, each in placed.items()}
+    for name, server in servers.items():
         if (follows := server.config.trainer) is None:
             continue
         for trainer, of in ((each, of) for of, each in programs.items() if isinstance(each, TrainConfig)):
@@ -197,15 +230,50 @@ def _keys(pod: Pod) -> set[str]:
 
 def _member_faults(documents: Sequence[Document], programs: Mapping[str, Any]) -> Iterator[str]:
     """The front's members are the pods of the StatefulSet, and to be found before they are ready."""
-    (servers,) = named(documents, "StatefulSet").values()
-    headless = named(documents, "Service").get(servers["spec"]["serviceName"], {"spec": {}})["spec"]
-    if headless.get("clusterIP") != "None" or not headless.get("publishNotReadyAddresses"):
-        yield "servers: no headless service that finds those which are not ready"
-    of = servers["metadata"]["name"]
-    port = programs[of].sglang.port
-    wanted = [f"http://{of}-{at}.{servers['spec']['serviceName']}:{port}" for at in range(servers["spec"]["replicas"])]
-    for front in (each for each in programs.values() if isinstance(each, Fleet) and each.own["member"]):
-        if front.own["member"] != wanted:
-            yield f"front: members {front.own['member']}, pods {wanted}"
-        if front.own["min_ready"] > len(wanted):
-            yield f"front: {front.own['min_ready']} members must be ready, of {len(wanted)}"
+    fronts = {name: each.own for name, each in programs.items() if isinstance(each, Fleet)}
+    for name in fronts:
+        if not named(documents, "Service")[name]["spec"].get("publishNotReadyAddresses"):
+            yield f"{name}: no trainer reaches it while it has no ready members"
+    for of, servers in named(documents, "StatefulSet").items():
+        headless = named(documents, "Service").get(servers["spec"]["serviceName"], {"spec": {}})["spec"]
+        if headless.get("clusterIP") != "None" or not headless.get("publishNotReadyAddresses"):
+            yield f"{of}: no headless service that finds those which are not ready"
+        place = f"{servers['spec']['serviceName']}:{programs[of].sglang.port}"
+        wanted = [f"http://{of}-{at}.{place}" for at in range(servers["spec"]["replicas"])]
+        for name, front in fronts.items():
+            if front["member"] and front["member"] != wanted:
+                yield f"{name}: members {front['member']}, pods {wanted}"
+            if front["member"] and front["min_ready"] > len(wanted):
+                yield f"{name}: {front['min_ready']} members must be ready, of {len(wanted)}"
+
+
+def _ray_faults(documents: Sequence[Document], programs: Mapping[str, Any]) -> Iterator[str]:
+    """The front starts as many servers as Ray has room for, of one version, and each finds its settings."""
+    by_name = {pod.of: pod for pod in pods(documents)}
+    for name, service in named(documents, "RayService").items():
+        cluster, front = service["spec"]["rayClusterConfig"], programs[name].own
+        (worker,) = cluster["workerGroupSpecs"]
+        if not worker["minReplicas"] == worker["replicas"] == worker["maxReplicas"] == front["replicas"]:
+            yield f"{name}: {front['replicas']} servers on {worker['replicas']} nodes"
+        if front["min_ready"] > front["replicas"]:
+            yield f"{name}: {front['min_ready']} members must be ready, of {front['replicas']}"
+        gpus = by_name[workers_of(name)].container["resources"]["limits"]["nvidia.com/gpu"]
+        said = [
+            front["gpus"],
+            programs[name].serve.sglang.tp_size,
+            int(worker["rayStartParams"]["num-gpus"]),
+            int(gpus),
+        ]
+        if len(set(said)) > 1:
+            yield f"{name}: GPUs of a server, its ranks, of a node as Ray and as Kubernetes knows it: {said}"
+        pinned = {found for lock in (DEPLOY / "locks").glob("*.txt") for found in RAY.findall(lock.read_text())}
+        if pinned != {cluster["rayVersion"]}:
+            yield f"{name}: Ray {cluster['rayVersion']}, the locks have {sorted(pinned)}"
+        if str(front["state_dir"]) not in {m["mountPath"] for m in by_name[workers_of(name)].container["volumeMounts"]}:
+            yield f"{name}: servers cannot write their logs to {front['state_dir']}"
+        mounted = [
+            {mount["mountPath"] for mount in by_name[of].container["volumeMounts"] if "subPath" in mount}
+            for of in (name, workers_of(name))
+        ]
+        if mounted[0] != mounted[1]:
+            yield f"{name}: settings of the front {sorted(mounted[0])}, of servers {sorted(mounted[1])}"

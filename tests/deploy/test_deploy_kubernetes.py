@@ -14,15 +14,23 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from cluster import FOLDER, faults, named
+from cluster import FOLDER, applied, faults, named
+from deployment import DEPLOY
 
 CRDS = {
     "LeaderWorkerSet": "leaderworkerset.x-k8s.io_leaderworkersets.yaml",  # kubernetes-sigs/lws v0.9.0, config/crd/bases
+    "RayService": "ray.io_rayservices.yaml",  # ray-project/kuberay v1.7.0, ray-operator/config/crd/bases
 }
 VERSIONS = ("1.29", "1.37")
 """Of Kubernetes: the first whose pods this needs, and the newest whose schemas there are."""
 FILES = sorted(FOLDER.glob("*.yaml"))
-DOCUMENTS: list[Any] = [document for path in FILES for document in yaml.safe_load_all(path.read_text())]
+
+
+def read(*paths: Path) -> list[Any]:
+    return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
+
+
+DOCUMENTS = read(*FILES)
 CORE = [document for document in DOCUMENTS if document["kind"] not in CRDS]
 OTHERS = [document for document in DOCUMENTS if document["kind"] in CRDS]
 
@@ -98,6 +106,17 @@ def test_nothing_contradicts_itself(tmp_path: Path) -> None:
     assert faults(DOCUMENTS, tmp_path) == []
 
 
+@pytest.mark.parametrize("files", applied().values(), ids=applied())
+def test_nothing_is_missing_of_what_is_applied_together(files: list[str], tmp_path: Path) -> None:
+    assert faults(read(*(FOLDER / name for name in files)), tmp_path) == []
+
+
+def test_each_file_is_named_where_it_is_told_which_to_take() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    assert not [path.name for path in FILES if f"`{path.name}`" not in text.replace("kubernetes/", "")]
+    assert {name for files in applied().values() for name in files} <= {path.name for path in FILES}
+
+
 def of(documents: Any, kind: str, name: str) -> Any:
     return named(documents, kind)[name]["spec"]
 
@@ -112,6 +131,11 @@ def front(documents: Any) -> Any:
 
 def trainer(documents: Any) -> Any:
     return of(documents, "Deployment", "tlt-trainer")["template"]["spec"]
+
+
+def ray_front(documents: Any) -> Any:
+    head = of(documents, "RayService", "tlt-ray")["rayClusterConfig"]["headGroupSpec"]
+    return head["template"]["spec"]["containers"][1]
 
 
 def edited(documents: Any, name: str, file: str, before: str, after: str) -> None:
@@ -130,7 +154,7 @@ def put(value: Any, *path: Any) -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "one server more": (lambda d: put(of(d, "StatefulSet", "tlt-server"), "replicas", 3), "front: members"),
+    "one server more": (lambda d: put(of(d, "StatefulSet", "tlt-server"), "replicas", 3), "tlt-fleet: members"),
     "a member of another name": (lambda d: put(front(d), "containers", 0, "args", 4, "--member=http://x:1"), "members"),
     "more ready than there are": (
         lambda d: put(front(d), "containers", 0, "args", 3, "--min-ready=3"),
@@ -175,7 +199,19 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda d: put(of(d, "Service", "tlt-servers"), "publishNotReadyAddresses", False),
         "no headless service",
     ),
+    "a front that nobody reaches": (
+        lambda d: of(d, "Service", "tlt-fleet").pop("publishNotReadyAddresses"),
+        "no trainer reaches it",
+    ),
+    "a front that its servers do not find": (lambda d: put(ray_front(d), "args", 0, "--host=0.0.0.0"), "no other pod"),
+    "logs nowhere": (lambda d: put(ray_front(d), "args", 6, "--state-dir=/var/lib/tlt"), "cannot write their logs"),
     "a service of none": (lambda d: put(of(d, "Service", "tlt-fleet"), "selector", "app", "fleet"), "0 workloads"),
+    "more servers than nodes": (lambda d: put(ray_front(d), "args", 3, "--replicas=3"), "3 servers on 2 nodes"),
+    "more GPUs than Ray knows of": (lambda d: ray_front(d)["args"].append("--tp-size=2"), "GPUs of a server"),
+    "a Ray that is not ours": (
+        lambda d: put(of(d, "RayService", "tlt-ray"), "rayClusterConfig", "rayVersion", "2.50.0"),
+        "Ray 2.50.0",
+    ),
     "a service of another port": (
         lambda d: put(of(d, "Service", "tlt-trainer"), "ports", 1, "port", 30503),
         "features",
