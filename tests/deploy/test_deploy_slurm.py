@@ -80,7 +80,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 def test_each_program_is_started_as_it_wants_to_be(job: Path) -> None:
     with submitted(job, "bash", "-c", "touch at-work; " + ENDED) as process:
-        until((job / "at-work").exists)
+        until(lambda: (job / "at-work").exists() and len(started(job)) == 4)
         found: dict[str, Any] = {}
         for each in started(job):
             files = {word: Path(word) for word in each["words"] if word.endswith(".toml")}
