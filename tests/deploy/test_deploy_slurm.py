@@ -139,10 +139,9 @@ def test_what_dies_is_started_anew(job: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_a_front_all_ends(job: Path) -> None:
-    with submitted(job, "sleep", "600") as process:
-        until(lambda: any(each["words"][0] == "fleet" for each in started(job)))
+    with submitted(job, "bash", "-c", "touch at-work; " + ENDED) as process:
+        until(lambda: (job / "at-work").exists() and len(started(job)) == 4)
         (front,) = (each["pid"] for each in started(job) if each["words"][0] == "fleet")
-        until(lambda: len(started(job)) == 4)
         os.kill(front, signal.SIGKILL)
         assert process.wait(20) == 1
         assert process.stderr
