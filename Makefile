@@ -52,7 +52,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck --severity=warning .ci/* benchmarks/gpu/*.sh
+	$(BIN)/shellcheck --severity=warning .ci/* benchmarks/gpu/*.sh deploy/slurm/*.sbatch
 	$(BIN)/yamllint --strict --config-file deploy/.yamllint deploy .pre-commit-config.yaml
 
 coverage: $(READY)

@@ -37,9 +37,10 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && pip check \
  && tlt-server fork check
 
-# The folder is made here so that a volume mounted on it belongs to the user.
+# The folders are made here so that a volume mounted on one belongs to the user: downloads, the drafter trainer's
+# checkpoints and drafters, and the sockets between it and a server.
 RUN useradd --create-home --uid 10001 tlt \
- && install --directory --owner tlt --group tlt /home/tlt/.cache
+ && install --directory --owner tlt --group tlt /home/tlt/.cache /home/tlt/drafters /home/tlt/link
 USER 10001
 WORKDIR /home/tlt
 VOLUME /home/tlt/.cache

@@ -48,10 +48,11 @@ RUN --mount=type=cache,target=/root/.cache/uv \
  && uv pip check \
  && tlt-server fork check
 
-# The folder is made here so that a volume mounted on it belongs to the user. It keeps models and compiled kernels:
-# FlashInfer, DeepGEMM, tvm-ffi and Hugging Face write below ~/.cache of their own accord, Triton is told to.
+# The folders are made here so that a volume mounted on one belongs to the user: the drafter trainer's checkpoints and
+# drafters, the sockets between it and a server, and .cache, which keeps models and compiled kernels: FlashInfer,
+# DeepGEMM, tvm-ffi and Hugging Face write below it of their own accord, Triton is told to.
 RUN useradd --create-home --uid 10001 tlt \
- && install --directory --owner tlt --group tlt /home/tlt/.cache
+ && install --directory --owner tlt --group tlt /home/tlt/.cache /home/tlt/drafters /home/tlt/link
 ENV TRITON_CACHE_DIR=/home/tlt/.cache/triton
 USER 10001
 WORKDIR /home/tlt

@@ -19,6 +19,11 @@ NUMBERED = (
     "deploy/compose.yaml",
     "deploy/cpu.Dockerfile",
     "deploy/gpu.Dockerfile",
+    "deploy/kubernetes/front.yaml",
+    "deploy/kubernetes/leaderworkerset.yaml",
+    "deploy/kubernetes/rayservice.yaml",
+    "deploy/kubernetes/servers.yaml",
+    "deploy/kubernetes/trainer.yaml",
 )
 """What names our version: each package's own and those that it needs of ours, and the images'."""
 OURS = r"""(?m)(^version = "|^__version__ = "|tlt-(?:client|grpo|server)(?:==|:))"""

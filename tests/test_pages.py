@@ -36,7 +36,7 @@ PLACES = (
     "tlt_server/*/*.md",
 )
 PAGES = sorted(page for place in PLACES for page in TOP.glob(place))
-NEEDS = ("gpu", "docker", "the pristine wheel")
+NEEDS = ("gpu", "docker", "kubernetes", "slurm", "the pristine wheel")
 """What a machine of CI has not."""
 BLOCK = re.compile(
     r"(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL

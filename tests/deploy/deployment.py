@@ -47,6 +47,13 @@ def compose() -> dict[str, Any]:
     return found
 
 
+def entrypoint(dockerfile: Path) -> list[str]:
+    """What an image runs before the words that come after its name."""
+    (line,) = (line for line in dockerfile.read_text().splitlines() if line.startswith("ENTRYPOINT "))
+    found: list[str] = json.loads(line.removeprefix("ENTRYPOINT "))
+    return found
+
+
 def rules() -> list[dict[str, Any]]:
     """Every recording rule and alert."""
     return [rule for path in RULES for group in read_yaml(path)["groups"] for rule in group["rules"]]

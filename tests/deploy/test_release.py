@@ -1,6 +1,7 @@
 """`make release`, in a repository of the files that it changes."""
 
 import datetime
+import re
 import runpy
 import shutil
 import subprocess
@@ -54,6 +55,12 @@ def test_it_commits_numbers_and_changelog_and_tags_them(scratch: Path) -> None:
         "tlt_server/__init__.py": ['__version__ = "98.0.1"'],
     }.items():
         assert all(line in (scratch / name).read_text() for line in told), name
+
+
+def test_each_file_that_names_an_image_is_numbered() -> None:
+    named = {path for path in DEPLOY.rglob("*") if path.is_file() and re.search(r"tlt-server:\d", path.read_text())}
+    assert {str(path.relative_to(REPOSITORY)) for path in named} <= set(RELEASE["NUMBERED"])
+    assert len(named) > 5
 
 
 def test_what_cannot_be_released_changes_nothing(scratch: Path) -> None:
