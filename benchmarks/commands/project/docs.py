@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.commands.learning import long as bench_long
 from benchmarks.commands.learning import losses as bench_losses
 from benchmarks.commands.speed import capture, graphs, switching
 from benchmarks.commands.speed import drain as bench_drain
@@ -45,6 +46,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "online": (online.online, ["online.h200"]),
     "losses": (bench_losses.shown, ["losses.h200"]),
+    "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
