@@ -1,12 +1,14 @@
 """A server, or a fleet's front, as the page and `top` see it: real HTTP, and answers of a real server, recorded, whose
 counters go on."""
 
+import contextlib
 import copy
 import json
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,20 @@ from tlt_server.watch.page import FILES, HEADERS
 RECORDED = Path(__file__).with_name("recorded.json")
 PER_S = {"generated_tokens": 1000, "drafts": 250, "draft_tokens": 1000, "accepted_tokens": 600}
 """How the counters grow: an accept length of 3.4."""
+NEWER = ("load", "generated_tokens", "time", "paused", "offloaded", "versions", "trainer", "graphs")
+"""Fields of the status that servers of older versions lack."""
 
 
 class Recorded:
-    """A server's answers; each status is `step_s` later than the one before."""
+    """A server's answers; each status is `step_s` later than the one before. lacks: fields of the status that a server
+    of an older version has not."""
 
     def __init__(self, step_s: float = 1.0) -> None:
         found = json.loads(RECORDED.read_text())
         self.status, self.strategy = found["status"], found["strategy"]
         self.events: list[dict[str, Any]] = found["events"]
         self.step_s, self.reads, self.gone = step_s, 0, False
+        self.lacks: tuple[str, ...] = ()
         self._shift(time.time() - self.status["time"])
 
     def _shift(self, seconds: float) -> None:
@@ -52,7 +58,8 @@ class Recorded:
         if path == "/tlt/v1/status":
             self.advance()
         events = [event for event in self.events if event["number"] > after][-1000:]
-        return {"/tlt/v1/status": self.status, "/tlt/v1/strategy": self.strategy, "/tlt/v1/events": events}.get(path)
+        status = {name: value for name, value in self.status.items() if name not in self.lacks}
+        return {"/tlt/v1/status": status, "/tlt/v1/strategy": self.strategy, "/tlt/v1/events": events}.get(path)
 
 
 class Front:
@@ -127,9 +134,30 @@ class StandIn(ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
+        self._open: set[Any] = set()
+
+    def get_request(self) -> Any:
+        connection, address = super().get_request()
+        self._open.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser hangs up as it likes."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    def hang_up(self) -> None:
+        """Kept connections end too, as when a process is killed."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(seen: Recorded | Front, port: int = 0) -> Iterator[StandIn]:
     with StandIn(seen, port) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -139,3 +167,4 @@ def serving(seen: Recorded | Front, port: int = 0) -> Iterator[StandIn]:
         finally:
             server.shutdown()
             thread.join()
+            server.hang_up()

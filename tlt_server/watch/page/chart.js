@@ -1,7 +1,7 @@
 // Lines over time, in SVG; what a sighted reader sees in the curve, its label says in figures.
 
 import { h, s, say, set } from "./dom.js";
-import { clock, NONE } from "./words.js";
+import { alarming, clock, NONE } from "./words.js";
 
 const HEIGHT = 148;
 const LEFT = 40;
@@ -11,16 +11,17 @@ const BOTTOM = 20;
 
 /** The x axis that charts and timeline share. */
 export class Axis {
-  constructor(width, until, span) {
-    Object.assign(this, { width, until, span, from: until - span });
+  /** left: room for labels. */
+  constructor(width, until, span, left = LEFT) {
+    Object.assign(this, { width, until, span, left, from: until - span });
   }
 
   x(time) {
-    return LEFT + ((time - this.from) / this.span) * (this.width - LEFT - RIGHT);
+    return this.left + ((time - this.from) / this.span) * (this.width - this.left - RIGHT);
   }
 
   time(x) {
-    return this.from + ((x - LEFT) / (this.width - LEFT - RIGHT)) * this.span;
+    return this.from + ((x - this.left) / (this.width - this.left - RIGHT)) * this.span;
   }
 
   /** Four or five round times. */
@@ -31,10 +32,10 @@ export class Axis {
   }
 }
 
-/** The next of 1, 2, 5, 10, ... at or above. */
+/** The next round number at or above, whose half is round too. */
 export function nice(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1e-9)));
-  return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= value * (1 - 1e-9));
+  return [1, 2, 4, 6, 8, 10].map((each) => each * power).find((each) => each >= value * (1 - 1e-9));
 }
 
 /** `d` of a line through what is known of a column; it breaks where nothing is. */
@@ -75,13 +76,13 @@ export class Chart {
   show(rows, axis, events) {
     Object.assign(this, { rows, axis });
     const most = Math.max(...rows.flatMap((row) => this.lines.map(({ name }) => row[name] ?? 0)), this.least);
-    const top = this.least + nice(Math.max(most - this.least, 1));
+    const top = this.least + nice(Math.max(most - this.least, 2));
     const y = (value) => HEIGHT - BOTTOM - ((value - this.least) / (top - this.least)) * (HEIGHT - TOP - BOTTOM);
     set(this.svg, "viewBox", `0 0 ${axis.width} ${HEIGHT}`);
     this.#drawGrid([this.least, (this.least + top) / 2, top], y);
     this.lines.forEach(({ name }, i) => set(this.paths[i], "d", path(rows, name, (time) => axis.x(time), y)));
     const bounds = { y1: TOP, y2: HEIGHT - BOTTOM };
-    this.marks.replaceChildren(...events.map((event) => vertical(axis.x(event.time), { class: event.lane, ...bounds })));
+    this.marks.replaceChildren(...events.map((event) => vertical(axis.x(event.time), { class: alarming(event.kind) ? "alarm" : "target", ...bounds })));
     set(this.svg, "aria-label", this.#summary());
     this.#read();
   }
@@ -136,13 +137,11 @@ export class Chart {
   }
 }
 
-/** Times below an axis, none beyond its ends. */
+/** Times below an axis, those that it has room for. */
 export function timeLabels(axis, y) {
-  const anchor = (x) => (x > axis.width - 24 ? "end" : x < LEFT + 16 ? "start" : "middle");
-  return axis.ticks().map((time) => {
-    const x = axis.x(time);
-    return s("text", { x, y, "text-anchor": anchor(x) }, clock(time, false));
-  });
+  const places = axis.ticks().map((time) => [axis.x(time), clock(time, false)]);
+  const fit = places.filter(([x]) => x > axis.left + 10 && x < axis.width - 16);
+  return fit.map(([x, time]) => s("text", { x, y, "text-anchor": "middle" }, time));
 }
 
 function vertical(x, attributes) {

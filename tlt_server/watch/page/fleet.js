@@ -27,6 +27,7 @@ export class FleetView {
       this.chosen = name;
       history.replaceState(null, "", `#${new URLSearchParams({ replica: name })}`);
       changed();
+      this.part.scrollIntoView({ block: "nearest" });
     };
     this.chosen = new URLSearchParams(location.hash.slice(1)).get("replica");
   }

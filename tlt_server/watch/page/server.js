@@ -5,13 +5,15 @@ import { h, keyed, say, set } from "./dom.js";
 import { Rewards } from "./rewards.js";
 import { SPAN_S, timeOf } from "./samples.js";
 import { Timeline } from "./timeline.js";
-import { arm, batches, count, kindOfArm, lane, length, NONE, quoted, rate, spoken } from "./words.js";
+import { alarming, arm, batches, count, kindOfArm, lane, length, NONE, quoted, rate, spoken } from "./words.js";
 
 const SPANS = [
   [300, "5 min"],
   [900, "15 min"],
   [SPAN_S, "1 h"],
 ];
+
+const LANE_NAMES = 68;
 
 /** Figures in a row: {name, value, note}. */
 export class Tiles {
@@ -76,13 +78,14 @@ export class Charts {
   }
 
   show(history, events, now) {
-    const marks = events.filter(({ time }) => time >= now - this.#span).map((each) => ({ time: each.time, lane: lane(each.kind) }));
-    const width = (part) => Math.max(part.node.clientWidth, 200);
-    for (const chart of this.all) {
-      const axis = new Axis(width(chart), now, this.#span);
+    const marks = events.filter(({ time, kind }) => time >= now - this.#span && (alarming(kind) || lane(kind) === "target"));
+    // all widths before anything is drawn: each would have the page laid out again
+    const [wide, ...widths] = [this.timeline, ...this.all].map(({ node }) => Math.max(node.clientWidth, 200));
+    this.all.forEach((chart, i) => {
+      const axis = new Axis(widths[i], now, this.#span);
       chart.show(history.since(axis.from), axis, marks);
-    }
-    this.timeline.show(events, new Axis(width(this.timeline), now, this.#span));
+    });
+    this.timeline.show(events, new Axis(wide, now, this.#span, LANE_NAMES));
   }
 }
 

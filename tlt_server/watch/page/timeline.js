@@ -38,7 +38,7 @@ export class Timeline {
 function laneOf(name, y, axis) {
   return [
     s("line", { class: "lane", x1: axis.x(axis.from), x2: axis.x(axis.until), y1: y, y2: y }),
-    s("text", { class: "lane-name", x: axis.x(axis.from), y: y - 4 }, name),
+    s("text", { x: axis.left - 8, y: y + 4, "text-anchor": "end" }, name),
   ];
 }
 

@@ -26,9 +26,13 @@ export function spoken(seconds) {
   return `${(seconds / 86_400).toFixed(0)} days`;
 }
 
+const minutes = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const toTheMinute = new Intl.DateTimeFormat("en", minutes);
+const toTheSecond = new Intl.DateTimeFormat("en", { ...minutes, second: "2-digit" });
+
+/** The time of day where the reader is. */
 export function clock(time, seconds = true) {
-  const shown = { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(seconds ? { second: "2-digit" } : {}) };
-  return new Date(1000 * time).toLocaleTimeString("en", shown);
+  return (seconds ? toTheSecond : toTheMinute).format(1000 * time);
 }
 
 /** As the flag --arm has it. */
@@ -66,12 +70,15 @@ export function alarming(kind) {
 
 const SENTENCES = {
   target_published: (d) =>
-    `target ${d.version} published${d.weight_version === null ? "" : ` as ${quoted(d.weight_version)}`} in ${spoken(d.seconds)}`,
+    `target ${d.version} published${d.weight_version === null ? "" : ` as ${quoted(d.weight_version)}`}${d.seconds < 0.001 ? "" : ` in ${spoken(d.seconds)}`}`,
   target_incomplete: (d) => `target ${d.version} lacks ${d.missing} tensors: ${d.names}`,
   drafter_swapped: (d) =>
     `drafter ${d.version} took over from ${d.from_version}${d.trained_on === null ? "" : `, trained on target ${d.trained_on}`}`,
   drafter_rolled_back: (d) => `back from drafter ${d.from_version} to ${d.version}: ${d.why}`,
   drafter_refused: (d) => `drafter ${d.version} refused: ${d.why}`,
+  drafter_kept: (d) => `drafter ${d.version} stays: accept length ${length(d.accept_length)}, at least ${length(d.least)} was demanded`,
+  accept_length_collapsed: (d) =>
+    `accept length ${length(d.accept_length)} since another ${d.since}, at least ${length(d.least)} was demanded: ${d.action.replaceAll("_", " ")}`,
   drafter_frozen: () => "drafter updates are held back",
   drafter_unfrozen: () => "drafter updates are let in again",
   speculation_off: (d) => `speculation off: ${d.why}`,
