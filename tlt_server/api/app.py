@@ -16,7 +16,7 @@ from tlt_server.api.rollouts import held
 from tlt_server.api.rollouts.gate import Gate, read_server
 from tlt_server.api.rollouts.leaving import Leaving
 from tlt_server.api.rollouts.needs import NeededWeights
-from tlt_server.api.scheduler import as_json, ask, load
+from tlt_server.api.scheduler import as_json, ask, load, tokenizer_manager
 from tlt_server.api.status import describe
 from tlt_server.api.vllm import pauses, rollouts, transfer
 from tlt_server.config import Dialect
@@ -88,4 +88,5 @@ async def status() -> Response:
     """What this server is and how speculation does, as the client's `Status`."""
     families = await run_in_threadpool(lambda: list(registry().collect()))
     answers = await ask(ReadVersions())
-    return as_json(describe(get_server_args(), families, answers, await load()))
+    paused = tokenizer_manager().is_pause  # a pause that aborts is not told to schedulers
+    return as_json(describe(get_server_args(), families, answers, await load(), paused=paused))

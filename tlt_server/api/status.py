@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 _started = time.monotonic()
 
 
-def describe(server_args: Any, families: "Sequence[Metric]", answers: list[Answer], load: Load) -> Status:
+def describe(
+    server_args: Any, families: "Sequence[Metric]", answers: list[Answer], load: Load, *, paused: bool
+) -> Status:
     """The status of a server, whose metrics are `families`, of one scrape. answers: of all replicas; what is not of all
-    of them is the first one's."""
+    of them is the first one's. paused: whether this process holds requests back."""
     counts = SpecCounts.read(families)
     first, speculation = answers[0], answers[0].speculation
     assert speculation is not None
@@ -47,7 +49,7 @@ def describe(server_args: Any, families: "Sequence[Metric]", answers: list[Answe
         load=load,
         generated_tokens=generated_tokens(families),
         time=time.time(),
-        paused=any(answer.held for answer in answers),
+        paused=paused or any(answer.held for answer in answers),
         offloaded=sorted({tag for answer in answers for tag in answer.offloaded}),
         uptime_s=time.monotonic() - _started,
         help=_one_line(speculation, counts, first.versions.drafter if first.versions else None),
