@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+NONE = "\N{EN DASH}"
+"""In place of a figure that nobody knows."""
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FAST = "const later = setTimeout; window.setTimeout = (f, ms, ...rest) => later(f, Math.min(ms, 2), ...rest);"
 """The page polls as fast as it is answered."""
@@ -33,7 +35,9 @@ def opened(browser: Any) -> Iterator[Opening]:
     """Opens a page of a server, of that width and colour scheme; `fast`: without waiting between polls."""
     pages, wrong = [], []
 
-    def open_page(url: str, *, width: int = 1280, scheme: str = "light", fast: bool = False, path: str = "/tlt/") -> Any:
+    def open_page(
+        url: str, *, width: int = 1280, scheme: str = "light", fast: bool = False, path: str = "/tlt/"
+    ) -> Any:
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         pages.append(page)
         page.set_default_timeout(15_000)

@@ -109,7 +109,10 @@ class Handler(BaseHTTPRequestHandler):
             after = int(parse_qs(parts.query).get("after", ["0"])[0])
             with self.server.lock:
                 answer = copy.deepcopy(self.server.seen.answer(parts.path, after))
-            self.reply(404 if answer is None else 200, json.dumps({"detail": "Not Found"} if answer is None else answer).encode())
+            self.reply(
+                404 if answer is None else 200,
+                json.dumps({"detail": "Not Found"} if answer is None else answer).encode(),
+            )
 
     def reply(self, status: int, body: bytes, kind: str = "application/json", headers: Any = None) -> None:
         self.send_response(status)
@@ -123,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class StandIn(ThreadingHTTPServer):
-    """seen: what it answers from. key: that clients must show. failing: it answers 500. asked: (path, authorization)."""
+    """seen: what it answers from. key: that clients must show. failing: it answers 500. asked: path, authorization."""
 
     daemon_threads = True
 

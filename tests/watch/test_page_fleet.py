@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.watch.conftest import Opening, text, tile, until
+from tests.watch.conftest import NONE, Opening, text, tile, until
 from tests.watch.stand_in import Front, StandIn, serving
 
 
@@ -84,7 +84,7 @@ def test_one_that_is_gone_leaves_the_others(server: StandIn, front: Front, opene
     front.replica("alpha").update(state="quarantined", why="no answer for 30 s", weight_version=None)
     page.wait_for_selector("text=It does not answer now.")
     until(page, "document.querySelectorAll('.figure')[3].textContent === '2,000'")
-    assert rows(page)[0][4:6] == ["–", "–"]
+    assert rows(page)[0][4:6] == [NONE, NONE]
     assert text(page, "#connection") == "live"
     front.servers["alpha"].gone = False
     until(page, RATED)

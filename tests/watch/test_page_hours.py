@@ -12,7 +12,8 @@ DRAWN = "document.querySelector('path.line').getAttribute('d').split(/[ML]/).len
 HOURS = """async () => {
   const { Events, Samples } = await import("/tlt/samples.js");
   const { ServerView } = await import("/tlt/server.js");
-  const [status, strategy] = await Promise.all(["status", "strategy"].map(async (of) => (await fetch(`v1/${of}`)).json()));
+  const read = async (path) => (await fetch(path)).json();
+  const [status, strategy] = [await read("v1/status"), await read("v1/strategy")];
   const [view, samples, events] = [new ServerView(), new Samples(), new Events()];
   document.body.append(view.node);
   const found = [];
@@ -20,8 +21,9 @@ HOURS = """async () => {
     status.time += 2;
     status.uptime_s += 2;
     status.generated_tokens += 1000 + update % 100;
-    const published = { version: update, weight_version: `step-${update}`, seconds: 1 };
-    if (update % 10 === 0) events.add([{ number: update, time: status.time, kind: "target_published", detail: published }]);
+    const detail = { version: update, weight_version: `step-${update}`, seconds: 1 };
+    const published = { number: update, time: status.time, kind: "target_published", detail };
+    if (update % 10 === 0) events.add([published]);
     samples.add(status);
     view.show(status, strategy, samples, events);
     if (update % 900 === 0 && update >= 3600) {

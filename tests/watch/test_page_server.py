@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.watch.conftest import Opening, text, tile, until
+from tests.watch.conftest import NONE, Opening, text, tile, until
 from tests.watch.stand_in import NEWER, PER_S, Recorded, StandIn, serving
 
 HOSTILE = '<img src=x onerror="document.title=1">\u202e</dd><script>document.title=2</script>'
@@ -29,7 +29,7 @@ def test_figures_are_those_of_the_api(server: StandIn, seen: Recorded, opened: O
     assert tile(page, "Accept length") == ("3.40", f"{seen.status['accept_length']['total']:.2f} since start")
     assert tile(page, "Tokens/s")[0] == f"{PER_S['generated_tokens']:,}"
     assert tile(page, "Running") == ("5", "0 waiting")
-    assert tile(page, "Arm") == ("off", "plain decoding, batches of 5–16")
+    assert tile(page, "Arm") == ("off", f"plain decoding, batches of 5{NONE}16")
     assert tile(page, "Target") == ("3", "“step-3”")
     assert tile(page, "Drafter") == ("2", "1 target behind")
     assert text(page, ".help").lower() == seen.status["help"].lower()
@@ -47,7 +47,7 @@ def test_rewards_are_those_of_the_bandit(server: StandIn, seen: Recorded, opened
         rewards = {name_of(each["arm"]): each for each in bucket["arms"]}
         assert row[1:] == [f"{reward(rewards[name]):,.0f}" for name in order]
     assert page.locator(".rewards .active").count() == len(buckets)
-    assert page.locator(".rewards tr[aria-current]").inner_text().split()[0] == "5–16"
+    assert page.locator(".rewards tr[aria-current]").inner_text().split()[0] == f"5{NONE}16"
 
 
 def name_of(arm: dict[str, int] | None) -> str:
@@ -208,7 +208,7 @@ def test_an_older_server_says_less(server: StandIn, seen: Recorded, opened: Open
     seen.strategy.update(selection=None)
     page = opened(server.url, fast=True)
     until(page, "document.querySelector('.figure')?.textContent === '3.40'")
-    assert [tile(page, name)[0] for name in ("Tokens/s", "Running", "Target", "Drafter")] == ["–"] * 4
+    assert [tile(page, name)[0] for name in ("Tokens/s", "Running", "Target", "Drafter")] == [NONE] * 4
     assert "no arms to choose from" in text(page, "main")
 
 

@@ -41,7 +41,7 @@ def test_a_frame_of_a_server() -> None:
     figures = next(line for line in lines if line.startswith("3.40"))
     assert [each.strip() for each in cells(figures)] == ["3.40", "1,000", "5", "0", "off", '3 "step-3"', "2"]
     assert "a target pass gives 5.06 tokens on average" in lines[0]
-    assert next(line for line in lines if "▸ 5–16" in line).split()[2:] == ["[1,161]", "1,974", "1,257", "1,375"]
+    assert next(line for line in lines if "▸ 5-16" in line).split()[2:] == ["[1,161]", "1,974", "1,257", "1,375"]
     assert "drafter_rolled_back" in shown
     assert "target_published" in shown
 
@@ -72,7 +72,7 @@ def test_a_frame_of_a_fleet() -> None:
     alpha, beta, gamma = (next(line for line in shown.splitlines() if name in line) for name in front.servers)
     assert alpha.split()[1:6] == ["ready", "step-3", "5", "1,000", "3.40"]
     assert "stale: has [red]step-2\N{REPLACEMENT CHARACTER}[2J" in beta
-    assert gamma.split()[1:6] == ["quarantined", "–", "–", "–", "–"]
+    assert gamma.split()[1:6] == ["quarantined", "-", "-", "-", "-"]
     assert "\x1b" not in shown
     for told in ("1 of 3, at least 2", "2,000", "paused on all", "call /pause_generation", "1 ready, of at least 2"):
         assert told in shown
@@ -84,7 +84,7 @@ def test_an_older_server_says_less() -> None:
     seen.lacks = NEWER
     seen.strategy = {"mode": "off", "on": False, "held": None, "arm": None}
     with serving(seen) as server:
-        assert "–" in printed(server.url)
+        assert " - " in printed(server.url)
 
 
 def test_keys() -> None:
@@ -213,5 +213,3 @@ def test_sums_are_those_of_all_drafts(each: list[Rates]) -> None:
     if whole.accept_length is not None:
         lengths = [rate.accept_length for rate in each if rate.accept_length is not None]
         assert min(lengths) - 1e-9 <= whole.accept_length <= max([*lengths, 1 + accepted / drafts]) + 1e-9
-
-

@@ -38,7 +38,16 @@ def add_routes(app: FastAPI, dialect: Dialect = Dialect.SGLANG) -> None:
     """
     tables = tables_of(dialect)
     dialects = (pauses.router, transfer.router, rollouts.router) if dialect is Dialect.VLLM else ()
-    ours = (router, control.router, held.router, weights.router, forks.router, drafter.router, strategy.router, page.router)
+    ours = (
+        router,
+        control.router,
+        held.router,
+        weights.router,
+        forks.router,
+        drafter.router,
+        strategy.router,
+        page.router,
+    )
     routers = (*dialects, *ours)
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)

@@ -14,7 +14,7 @@ from tlt_client.schemas import Arm, ArmReport, BucketReport, Event, Selection, S
 from tlt_server.watch.rates import Rates
 from tlt_server.watch.reads import Fleet, Replica, Seen
 
-NONE = "–"
+NONE = "-"
 EVENTS = 8
 BARS = "▁▂▃▄▅▆▇█"
 STATES = {"ready": "green", "joining": "yellow", "stale": "yellow", "suspect": "red", "quarantined": "red"}
@@ -141,7 +141,7 @@ def _rewards(selection: Selection, running: int | None) -> Table:
         table.add_column(name, justify="right")
     for bucket in selection.buckets:
         now = running is not None and bucket.first <= running <= bucket.last
-        size = str(bucket.first) if bucket.first == bucket.last else f"{bucket.first}–{bucket.last}"
+        size = str(bucket.first) if bucket.first == bucket.last else f"{bucket.first}-{bucket.last}"
         reports = {_arm(report.arm): report for report in bucket.arms}
         table.add_row(f"{'▸' if now else ' '} {size}", *(_cell(reports.get(name), bucket) for name in names))
     return table

@@ -1,4 +1,4 @@
-"""The page at `/tlt/`: static files, which any HTTP front may serve. They read the API, and reveal nothing themselves."""
+"""The page at `/tlt/`: static files for any HTTP front. They read the API, and reveal nothing themselves."""
 
 from collections.abc import Mapping
 from pathlib import Path
