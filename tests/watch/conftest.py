@@ -15,10 +15,14 @@ FAST = "const later = setTimeout; window.setTimeout = (f, ms, ...rest) => later(
 """The page polls as fast as it is answered."""
 
 
+def installed() -> str | None:
+    """Where Chromium is."""
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
+    if (found := installed()) is None:
         pytest.skip("no Chromium: apt-get install --no-install-recommends chromium")
     api = pytest.importorskip("playwright.sync_api", reason="no playwright: install the extra dev")
     with api.sync_playwright() as playwright:

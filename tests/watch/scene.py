@@ -50,7 +50,7 @@ def train(url: str, folder: Path, publications: int, every_s: float) -> None:
         trainer.disk(TARGET, weight_version=f"step-{step}").raise_for_status()
         time.sleep(every_s / 2)
         if step == 2:
-            trainer.drafter(folder / "absent")
+            trainer.drafter(Path("drafters/step-1"))
         trainer.drafter(DRAFTER, trained_on=step).raise_for_status()
     trainer.drafter(shuffled(DRAFTER, folder / "useless", 3)).raise_for_status()
     time.sleep(2 * every_s)

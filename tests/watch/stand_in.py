@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ NEWER = ("load", "generated_tokens", "time", "paused", "offloaded", "versions", 
 
 class Recorded:
     """A server's answers; each status is `step_s` later than the one before. lacks: fields of the status that a server
-    of an older version has not."""
+    of an older version has not. pace: of its counters, beside PER_S, by its uptime.
+    """
 
     def __init__(self, step_s: float = 1.0) -> None:
         found = json.loads(RECORDED.read_text())
@@ -33,6 +34,7 @@ class Recorded:
         self.events: list[dict[str, Any]] = found["events"]
         self.step_s, self.reads, self.gone = step_s, 0, False
         self.lacks: tuple[str, ...] = ()
+        self.pace: Callable[[float], float] = lambda _: 1.0
         self._shift(time.time() - self.status["time"])
 
     def _shift(self, seconds: float) -> None:
@@ -49,9 +51,8 @@ class Recorded:
         status, counters = self.status, self.status["counters"]
         status["time"] += self.step_s
         status["uptime_s"] += self.step_s
-        status["generated_tokens"] += round(PER_S["generated_tokens"] * self.step_s)
-        for name in ("drafts", "draft_tokens", "accepted_tokens"):
-            counters[name] += round(PER_S[name] * self.step_s)
+        for name, per_s in PER_S.items():
+            (status if name in status else counters)[name] += round(per_s * self.step_s * self.pace(status["uptime_s"]))
 
     def answer(self, path: str, after: int) -> Any:
         """None: there is no such route."""
@@ -68,15 +69,24 @@ class Front:
     def __init__(self, *names: str) -> None:
         self.servers = {name: Recorded() for name in names}
         now = next(iter(self.servers.values())).status["time"]
-        ready = {"state": "ready", "why": None, "weight_version": "step-3", "running": 5, "since": now}
+        ready = {"state": "ready", "why": "", "weight_version": "step-3", "running": 5, "since": now}
         self.fleet: dict[str, Any] = {
             "weight_version": "step-3",
             "min_ready": 1,
             "paused": False,
+            "held": 0,
             "transaction": None,
             "replicas": [{"name": name, "url": f"http://{name}:30000", **ready} for name in names],
-            "events": [{"number": 1, "time": now, "kind": "committed", "detail": {"weight_version": "step-3"}}],
+            "events": [],
         }
+        for name in names:
+            self.event("joined", name, f"http://{name}:30000")
+        self.event("published", None, "step-3")
+
+    def event(self, kind: str, replica: str | None, detail: str) -> None:
+        now = next(iter(self.servers.values())).status["time"]
+        number = len(self.fleet["events"]) + 1
+        self.fleet["events"].append({"number": number, "time": now, "kind": kind, "replica": replica, "detail": detail})
 
     def replica(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = next(each for each in self.fleet["replicas"] if each["name"] == name)

@@ -42,7 +42,8 @@ def test_a_row_a_replica_and_sums(server: StandIn, front: Front, opened: Opening
     assert tile(page, "Accept length")[0] == "3.40"
     assert tile(page, "Running")[0] == "15"
     assert tile(page, "Weights")[0] == "step-3"
-    assert "committed: weight version step-3" in text(page, ".events")
+    assert text(page, ".events .text") == "published: step-3"
+    assert page.locator(".events .text").nth(1).inner_text().startswith("gamma & <b>co</b>/../x: joined")
     assert page.locator(".replicas i, .replicas b").count() == 0
 
 
@@ -50,7 +51,7 @@ def test_each_state_is_told_by_word_and_sign(server: StandIn, front: Front, open
     page = opened(server.url, fast=True)
     signs = {}
     for state in ("joining", "stale", "ready", "suspect", "quarantined", "retired", "of a later version"):
-        front.replica("alpha").update(state=state, why=None)
+        front.replica("alpha").update(state=state, why="")
         until(page, f"document.querySelector('.state')?.innerText.trim() === '{state}'")
         glyph = "getComputedStyle(document.querySelector('.state .glyph'), '::before')"
         signs[state] = page.evaluate(f"(() => {{ const {{ content, color }} = {glyph}; return content + color; }})()")
@@ -97,11 +98,16 @@ def test_what_a_fleet_does_is_told(server: StandIn, front: Front, opened: Openin
     page = opened(server.url, fast=True)
     until(page, RATED)
     assert not page.locator(".holds").first.is_visible()
-    front.fleet.update(paused=True, transaction={"call": "/update_weights_from_disk", "phase": "apply"}, min_ready=3)
+    call = {"call": "POST /update_weights_from_disk", "phase": "apply", "waiting_for": ["alpha", "beta"]}
+    front.fleet.update(paused=True, transaction=call, min_ready=3, held=1200)
     page.wait_for_selector("text=2 ready, of at least 3")
     said = text(page, ".holds")
-    assert "Generation is paused on all replicas." in said
-    assert "A control call is under way: call /update_weights_from_disk, phase apply." in said
+    assert "Requests wait for the trainer: it has paused, or publishes." in said
+    assert "under way: POST /update_weights_from_disk, apply, waiting for alpha, beta." in said
+    assert "1,200 requests wait." in said
+    front.event("quarantined", "alpha", "no answer for 30 s")
+    until(page, "document.querySelector('.events .text').textContent === 'alpha: quarantined: no answer for 30 s'")
+    assert page.locator("svg path.alarm").count() >= 1
 
 
 def test_a_front_that_is_gone_is_asked_again(front: Front, opened: Opening) -> None:

@@ -50,6 +50,22 @@ def test_rewards_are_those_of_the_bandit(server: StandIn, seen: Recorded, opened
     assert page.locator(".rewards tr[aria-current]").inner_text().split()[0] == f"5{NONE}16"
 
 
+def test_rewards_follow_the_bandit(server: StandIn, seen: Recorded, opened: Opening) -> None:
+    page = opened(server.url, fast=True)
+    page.wait_for_selector(".rewards td")
+    bucket = seen.strategy["selection"]["buckets"][2]
+    best = next(each for each in bucket["arms"] if name_of(each["arm"]) == "5,4,16")
+    bucket.update(active=best["arm"])
+    best.update(median_reward=54321.0)
+    until(page, "document.querySelectorAll('.rewards tr')[3].lastChild.textContent === '54,321'")
+    found = page.locator(".rewards tbody tr").nth(2).locator("td")
+    assert found.last.get_attribute("class") == "active"
+    assert page.locator(".rewards tbody tr").nth(2).locator(".active").count() == 1
+    shares = [cell.evaluate("node => Number(node.style.getPropertyValue('--share'))") for cell in found.all()]
+    assert (min(shares), shares[-1]) == (0, 1)
+    assert tile(page, "Arm")[0] == "5,4,16"
+
+
 def name_of(arm: dict[str, int] | None) -> str:
     return f"{arm['num_steps']},{arm['topk']},{arm['num_draft_tokens']}" if arm else "off"
 

@@ -30,6 +30,9 @@ def printed(url: str, key: str | None = None, width: int = 120) -> str:
     return captured.get()
 
 
+CALL = {"call": "POST /update_weights_from_disk", "phase": "apply", "waiting_for": ["alpha", "beta"]}
+
+
 def cells(line: str) -> list[str]:
     return [each for each in line.split("  ") if each]
 
@@ -64,18 +67,21 @@ def test_a_frame_of_a_fleet() -> None:
     front = Front("alpha", "beta", "gamma")
     front.replica("beta").update(state="stale", why="has [red]step-2\x1b[2J", weight_version="step-2")
     front.servers["gamma"].gone = True
-    front.replica("gamma").update(state="quarantined", why=None, weight_version=None, running=None)
-    front.fleet.update(paused=True, min_ready=2, transaction={"call": "/pause_generation"})
+    front.replica("gamma").update(state="quarantined", why="", weight_version=None, running=0)
+    front.fleet.update(paused=True, min_ready=2, transaction=CALL, held=7)
+    front.event("quarantined", "gamma", "no answer for 30 s")
     with serving(front) as server:
         shown = printed(server.url)
         alone = printed(f"{server.url}/tlt/v1/replicas/alpha")
-    alpha, beta, gamma = (next(line for line in shown.splitlines() if name in line) for name in front.servers)
+    alpha, beta, gamma = (next(line for line in shown.splitlines() if f"  {name} " in line) for name in front.servers)
     assert alpha.split()[1:6] == ["ready", "step-3", "5", "1,000", "3.40"]
     assert "stale: has [red]step-2\N{REPLACEMENT CHARACTER}[2J" in beta
-    assert gamma.split()[1:6] == ["quarantined", "-", "-", "-", "-"]
+    assert gamma.split()[1:6] == ["quarantined", "-", "0", "-", "-"]
     assert "\x1b" not in shown
-    for told in ("1 of 3, at least 2", "2,000", "paused on all", "call /pause_generation", "1 ready, of at least 2"):
+    assert f"{CALL['call']}, apply, waiting for alpha, beta" in shown
+    for told in ("1 of 3, at least 2", "2,000", "it has paused", "7 requests wait", "1 ready, of at least 2"):
         assert told in shown
+    assert "gamma: no answer for 30 s" in shown
     assert '3 "step-3"' in alone
 
 

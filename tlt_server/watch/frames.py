@@ -3,7 +3,6 @@ no control character of theirs reaches the terminal."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,7 +11,7 @@ from rich.text import Text
 from tlt_client.schemas import Arm, ArmReport, BucketReport, Event, Selection, Speculation, Status
 
 from tlt_server.watch.rates import Rates
-from tlt_server.watch.reads import Fleet, Replica, Seen
+from tlt_server.watch.reads import Fleet, FleetEvent, Replica, Seen
 
 NONE = "-"
 EVENTS = 8
@@ -80,11 +79,13 @@ def held(status: Status, speculation: Speculation) -> Iterator[str]:
 
 def _held(fleet: Fleet) -> Iterator[str]:
     if fleet.paused:
-        yield "generation is paused on all replicas"
-    if fleet.transaction:
-        yield f"a control call is under way: {_listed(fleet.transaction)}"
+        yield "requests wait for the trainer: it has paused, or publishes"
+    if (call := fleet.transaction) is not None:
+        yield f"a control call is under way: {call.call}, {call.phase}, waiting for {', '.join(call.waiting_for)}"
+    if fleet.held:
+        yield f"{fleet.held} requests wait"
     if fleet.ready < fleet.min_ready:
-        yield f"{fleet.ready} ready, of at least {fleet.min_ready}: the fleet does not serve"
+        yield f"{fleet.ready} ready, of at least {fleet.min_ready}: requests wait"
 
 
 def _alerts(lines: Iterator[str]) -> list[RenderableType]:
@@ -176,9 +177,8 @@ def _told(event: Event) -> tuple[float, str, str]:
     return event.time, event.kind, _listed(event.detail)
 
 
-def _told_by_front(event: Mapping[str, Any]) -> tuple[float, str, str]:
-    rest = {name: value for name, value in event.items() if name not in ("number", "time", "kind", "detail")}
-    return event.get("time", 0.0), event.get("kind", NONE), _listed(event.get("detail") or rest)
+def _told_by_front(event: FleetEvent) -> tuple[float, str, str]:
+    return event.time, event.kind, plain(": ".join(filter(None, (event.replica, event.detail))))
 
 
 def _listed(told: Mapping[str, object]) -> str:

@@ -1,6 +1,6 @@
 """What is asked of a server, or of a fleet's front, by who only looks."""
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -19,21 +19,40 @@ class Replica(msgspec.Struct, frozen=True):
     name: str
     url: str
     state: str
-    why: str | None = None
+    why: str = ""
     weight_version: str | None = None
     running: int | None = None
     since: float | None = None
 
 
+class Transaction(msgspec.Struct, frozen=True):
+    """A control call on all members."""
+
+    call: str
+    phase: str
+    waiting_for: list[str] = []
+
+
+class FleetEvent(msgspec.Struct, frozen=True):
+    """replica: None: of the whole fleet."""
+
+    number: int
+    time: float
+    kind: str
+    replica: str | None
+    detail: str
+
+
 class Fleet(msgspec.Struct, frozen=True):
-    """`GET /tlt/v1/fleet`. transaction: the control call that is under way."""
+    """`GET /tlt/v1/fleet`. held: requests that wait. transaction: the control call that is under way."""
 
     weight_version: str | None
     min_ready: int
     paused: bool
     replicas: list[Replica]
-    transaction: dict[str, Any] | None = None
-    events: list[dict[str, Any]] = []
+    held: int = 0
+    transaction: Transaction | None = None
+    events: list[FleetEvent] = []
 
     @property
     def ready(self) -> int:
@@ -105,4 +124,4 @@ class Reads:
 
 
 def _path_of(replica: str) -> str:
-    return f"/tlt/v1/replicas/{quote(replica, safe='')}"
+    return f"/tlt/v1/replicas/{quote(replica, safe=':')}"

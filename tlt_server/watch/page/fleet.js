@@ -3,7 +3,7 @@
 import { h, keyed, say, set } from "./dom.js";
 import { History, summed } from "./samples.js";
 import { Charts, Holds, ServerView, Tiles } from "./server.js";
-import { count, length, listed, NONE, quoted, rate, spoken } from "./words.js";
+import { count, length, NONE, quoted, rate, spoken } from "./words.js";
 
 const COLUMNS = ["Replica", "State", "Weights", "Running", "Tokens/s", "Accept length", "Since"];
 
@@ -71,10 +71,15 @@ export class FleetView {
 function held(fleet) {
   const ready = fleet.replicas.filter(({ state }) => state === "ready").length;
   return [
-    fleet.paused && { text: "Generation is paused on all replicas." },
-    fleet.transaction && { text: `A control call is under way: ${listed(fleet.transaction)}.` },
-    ready < fleet.min_ready && { text: `${ready} ready, of at least ${fleet.min_ready}: the fleet does not serve.`, alarm: true },
+    fleet.paused && { text: "Requests wait for the trainer: it has paused, or publishes." },
+    fleet.transaction && { text: underWay(fleet.transaction) },
+    fleet.held > 0 && { text: `${count(fleet.held)} requests wait.` },
+    ready < fleet.min_ready && { text: `${ready} ready, of at least ${fleet.min_ready}: requests wait.`, alarm: true },
   ].filter(Boolean);
+}
+
+function underWay({ call, phase, waiting_for }) {
+  return `A control call is under way: ${call}, ${phase}, waiting for ${waiting_for.join(", ") || "nobody"}.`;
 }
 
 function tiles(fleet, sums) {

@@ -59,7 +59,8 @@ export class Server {
   #base;
 
   constructor(replica = null) {
-    this.#base = replica === null ? "" : `v1/replicas/${encodeURIComponent(replica)}/tlt/`;
+    const name = replica === null ? "" : encodeURIComponent(replica).replaceAll("%3A", ":");
+    this.#base = replica === null ? "" : `v1/replicas/${name}/tlt/`;
   }
 
   status() {

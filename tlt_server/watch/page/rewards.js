@@ -51,14 +51,12 @@ function fill(node, bucket, names, running) {
   const reports = new Map(bucket.arms.map((each) => [arm(each.arm), each]));
   const rewards = bucket.arms.map(reward).filter((value) => value !== null);
   const [least, most] = [Math.min(...rewards), Math.max(...rewards)];
-  const cells = [null, ...names].map((name) => ({ name, report: reports.get(name) }));
+  const cells = [null, ...names].map((name) => ({ name, report: reports.get(name), bucket, least, most }));
   const now = running !== null && running >= bucket.first && running <= bucket.last;
   set(node, "aria-current", now ? "true" : null);
   keyed(node, cells, ({ name }) => name, ({ name }) => {
     const cell = name === null ? h("th", { scope: "row" }) : h("td", {});
-    const update = ({ report }) =>
-      name === null ? say(cell, batches(bucket)) : show(cell, report, bucket, { least, most });
-    return { node: cell, update };
+    return { node: cell, update: (item) => (name === null ? say(cell, batches(item.bucket)) : show(cell, item)) };
   });
 }
 
@@ -66,7 +64,7 @@ function reward(report) {
   return report.pulls ? report.median_reward : report.expected_reward;
 }
 
-function show(cell, report, bucket, { least, most }) {
+function show(cell, { report, bucket, least, most }) {
   const value = report ? reward(report) : null;
   const active = report !== undefined && arm(report.arm) === arm(bucket.active);
   say(cell, value === null ? NONE : rate(value));

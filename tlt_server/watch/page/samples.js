@@ -116,5 +116,5 @@ export class Events {
 }
 
 export function keyOfEvent({ replica = 0, number, time, kind }) {
-  return `${replica} ${number ?? `${time} ${kind}`}`;
+  return `${replica} ${number} ${time} ${kind}`;  // numbers begin anew where a process does
 }

@@ -19,10 +19,11 @@ export class Timeline {
 
   /** events: oldest first. */
   show(events, axis) {
-    const shown = lanes.filter((name) => name !== "other" || events.some(({ kind }) => lane(kind) === "other"));
+    const shown = lanes.filter((name) => events.some(({ kind }) => lane(kind) === name));
     const height = shown.length * ROW + 20;
     set(this.svg, "viewBox", `0 0 ${axis.width} ${height}`);
     set(this.svg, "height", height);
+    set(this.svg, "hidden", events.length ? null : "");
     set(this.svg, "aria-label", `${events.length} events; the list below has them in words`);
     this.svg.replaceChildren(
       ...shown.flatMap((name, i) => laneOf(name, (i + 0.5) * ROW, axis)),

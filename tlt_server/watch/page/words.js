@@ -50,8 +50,9 @@ export function batches({ first, last }) {
 }
 
 const LANES = [
-  ["target", /^target_/],
+  ["target", /^target_|^published$|^renamed$|^recalled$/],
   ["drafter", /^drafter_|^trainer_/],
+  ["replicas", /^(joined|joining|stale|ready|suspect|quarantined|retired)$/],
   ["watchdog", /^accept_length_|^speculation_|^watchdog_/],
 ];
 
@@ -62,7 +63,7 @@ export function lane(kind) {
 
 export const lanes = [...LANES.map(([name]) => name), "other"];
 
-const ALARMS = /incomplete|refused|rolled_back|collapsed|speculation_off|lost|quarantin|suspect|fail|stale/;
+const ALARMS = /incomplete|refused|rolled_back|collapsed|speculation_off|lost|quarantined|suspect|failed/;
 
 export function alarming(kind) {
   return ALARMS.test(kind);
@@ -87,15 +88,16 @@ const SENTENCES = {
   trainer_lost: (d) => `drafter trainer ${d.address} lost`,
 };
 
-/** An event as a sentence; one of a kind that is not known here with all that it says. */
-export function sentence({ kind, detail, number: _n, time: _t, replica: _r, ...rest }) {
-  const told = detail ?? rest;
-  const words = SENTENCES[kind];
-  return words ? words(told) : `${kind.replaceAll("_", " ")}${Object.keys(told).length ? `: ${listed(told)}` : ""}`;
+/** An event as a sentence; one of a kind that is not known here with all that it says. A fleet's has text for a
+ * detail, and names its replica. */
+export function sentence({ kind, detail, replica }) {
+  if (typeof detail === "object" && SENTENCES[kind]) return SENTENCES[kind](detail);
+  const told = typeof detail === "object" ? listed(detail) : detail;
+  return `${typeof replica === "string" ? `${replica}: ` : ""}${kind.replaceAll("_", " ")}${told ? `: ${told}` : ""}`;
 }
 
-/** The fields of an object: `version 3, weight_version "x"`. */
-export function listed(told) {
+/** The fields of an object: `version 3, why it is slow`. */
+function listed(told) {
   return Object.entries(told)
     .filter(([, value]) => value !== null && value !== "")
     .map(([name, value]) => `${name.replaceAll("_", " ")} ${shown(value)}`)
