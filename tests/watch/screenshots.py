@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from tests.watch.conftest import FAST, installed
@@ -35,6 +36,11 @@ def picture(page: Any, path: Path, until: str) -> None:
     height = page.locator(until).last.bounding_box()["y"]
     clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": min(height, HEIGHT)}
     page.screenshot(path=path, full_page=True, clip=clip)
+    with Image.open(path) as taken:
+        # the other methods lose colours that are rare, as the dot before `live`
+        taken.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
 
 
 def of_a_server(browser: Any, folder: Path, work: Path) -> None:
@@ -59,7 +65,7 @@ def of_a_fleet(browser: Any, folder: Path) -> None:
     front.servers["rollout-2"].status["load"] = {"running": 0, "waiting": 0}
     front.servers["rollout-2"].pace = lambda t: 0.0
     front.replica("rollout-2").update(
-        state="stale", why="has step-2, waits for step-3", weight_version="step-2", running=0
+        state="stale", why="has weight_version 'step-2'", weight_version="step-2", running=0
     )
     front.replica("rollout-3").update(state="quarantined", why="no answer for 30 s", weight_version=None, running=0)
     front.servers["rollout-3"].gone = True
@@ -67,9 +73,17 @@ def of_a_fleet(browser: Any, folder: Path) -> None:
         page = opened(browser, server.url, "light", 1180, f"{AHEAD}{FAST}")
         while (polls := front.servers["rollout-0"].reads) < FLEET_POLLS:
             if polls // 30 > len(front.fleet["events"]) - 5:
-                front.event("published", None, f"step-{len(front.fleet['events']) - 1}")
+                publish(front, f"step-{len(front.fleet['events']) - 1}")
             page.wait_for_timeout(50)
         picture(page, folder / "page-fleet.png", ".detail")
+
+
+def publish(front: Front, name: str) -> None:
+    front.event("published", None, name)
+    front.fleet["weight_version"] = name
+    for replica in front.fleet["replicas"]:
+        if replica["state"] == "ready":
+            replica["weight_version"] = name
 
 
 AHEAD = """

@@ -56,8 +56,11 @@ def test_rewards_follow_the_bandit(server: StandIn, seen: Recorded, opened: Open
     bucket = seen.strategy["selection"]["buckets"][2]
     best = next(each for each in bucket["arms"] if name_of(each["arm"]) == "5,4,16")
     bucket.update(active=best["arm"])
-    best.update(median_reward=54321.0)
+    best.update(expected_reward=54321.0)
     until(page, "document.querySelectorAll('.rewards tr')[3].lastChild.textContent === '54,321'")
+    seen.strategy["selection"]["mode"] = "paper"
+    best.update(median_reward=65432.0)
+    until(page, "document.querySelectorAll('.rewards tr')[3].lastChild.textContent === '65,432'")
     found = page.locator(".rewards tbody tr").nth(2).locator("td")
     assert found.last.get_attribute("class") == "active"
     assert page.locator(".rewards tbody tr").nth(2).locator(".active").count() == 1
@@ -71,7 +74,7 @@ def name_of(arm: dict[str, int] | None) -> str:
 
 
 def reward(report: dict[str, Any]) -> float:
-    return float(report["median_reward"] if report["pulls"] else report["expected_reward"])
+    return float(report["expected_reward"])
 
 
 def test_events_appear_once_and_the_latest_first(server: StandIn, seen: Recorded, opened: Opening) -> None:

@@ -144,14 +144,17 @@ def _rewards(selection: Selection, running: int | None) -> Table:
         now = running is not None and bucket.first <= running <= bucket.last
         size = str(bucket.first) if bucket.first == bucket.last else f"{bucket.first}-{bucket.last}"
         reports = {_arm(report.arm): report for report in bucket.arms}
-        table.add_row(f"{'▸' if now else ' '} {size}", *(_cell(reports.get(name), bucket) for name in names))
+        table.add_row(
+            f"{'▸' if now else ' '} {size}", *(_cell(reports.get(name), bucket, selection.mode) for name in names)
+        )
     return table
 
 
-def _cell(report: ArmReport | None, bucket: BucketReport) -> Text:
+def _cell(report: ArmReport | None, bucket: BucketReport, mode: str) -> Text:
+    """The reward that the mode chooses by."""
     if report is None:
         return Text(NONE, style="dim")
-    reward = report.median_reward if report.pulls else report.expected_reward
+    reward = report.median_reward if mode == "paper" else report.expected_reward
     style = "dim" if not report.pulls else ""
     return Text(f"[{_rate(reward)}]", style="bold") if report.arm == bucket.active else Text(_rate(reward), style)
 

@@ -21,13 +21,15 @@ export class Rewards {
     const arms = armsOf(buckets);
     keyed(this.head, ["batch", ...arms.keys()], (name) => name, (name) => heading(name, arms));
     keyed(this.body, buckets, ({ first }) => first, row);
-    buckets.forEach((bucket, i) => fill(this.body.children[i], bucket, [...arms.keys()], running));
+    const shown = strategy.selection?.mode === "paper" ? measured : expected;
+    buckets.forEach((bucket, i) => fill(this.body.children[i], bucket, [...arms.keys()], running, shown));
   }
 }
 
 function legend({ mode, selection }) {
   const lost = selection.decoded_s ? ` Exploration has cost ${((100 * selection.explored_lost_s) / selection.decoded_s).toFixed(1)} % of decoding time.` : "";
-  return `Tokens/s of all requests together: the median of what was measured, or in grey what is expected. Framed: the active arm. Mode ${mode}.${lost}`;
+  const of = selection.mode === "paper" ? "the median of what was measured" : "as expected now, from what was measured";
+  return `Tokens/s of all requests together, ${of}; grey: not tried here yet. Framed: the active arm. Mode ${mode}.${lost}`;
 }
 
 /** By name, in the order of their depth: off first. */
@@ -47,11 +49,11 @@ function row() {
   return { node: h("tr", {}), update() {} };
 }
 
-function fill(node, bucket, names, running) {
+function fill(node, bucket, names, running, reward) {
   const reports = new Map(bucket.arms.map((each) => [arm(each.arm), each]));
   const rewards = bucket.arms.map(reward).filter((value) => value !== null);
   const [least, most] = [Math.min(...rewards), Math.max(...rewards)];
-  const cells = [null, ...names].map((name) => ({ name, report: reports.get(name), bucket, least, most }));
+  const cells = [null, ...names].map((name) => ({ name, report: reports.get(name), bucket, reward, least, most }));
   const now = running !== null && running >= bucket.first && running <= bucket.last;
   set(node, "aria-current", now ? "true" : null);
   keyed(node, cells, ({ name }) => name, ({ name }) => {
@@ -60,11 +62,17 @@ function fill(node, bucket, names, running) {
   });
 }
 
-function reward(report) {
-  return report.pulls ? report.median_reward : report.expected_reward;
+/** What mode `paper` chooses by. */
+function measured(report) {
+  return report.median_reward;
 }
 
-function show(cell, { report, bucket, least, most }) {
+/** What mode `bandit` chooses by: at the batch and context of now. */
+function expected(report) {
+  return report.expected_reward;
+}
+
+function show(cell, { report, bucket, reward, least, most }) {
   const value = report ? reward(report) : null;
   const active = report !== undefined && arm(report.arm) === arm(bucket.active);
   say(cell, value === null ? NONE : rate(value));
@@ -74,6 +82,6 @@ function show(cell, { report, bucket, least, most }) {
 }
 
 function told(report, active) {
-  const seen = `${count(report.pulls)} steps seen, accept length ${length(report.accept_length)}, ${report.step_ms.toFixed(1)} ms a step`;
+  const seen = `${count(report.pulls)} steps seen, median ${rate(report.median_reward)}, accept length ${length(report.accept_length)}, ${report.step_ms.toFixed(1)} ms a step`;
   return active ? `active: ${seen}` : seen;
 }
