@@ -1,4 +1,4 @@
-"""The command line: `tlt-server {fork, drafter, serve, train, bench, demo}`. The only place that reads argv."""
+"""The command line: `tlt-server {fork, drafter, serve, train, bench, top, demo}`. The only place that reads argv."""
 
 import sys
 from collections.abc import Sequence
@@ -9,17 +9,7 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import (
-    AUTO,
-    Arm,
-    Dialect,
-    DrafterKind,
-    GraphSharing,
-    ServerConfig,
-    Trainer,
-    Watchfulness,
-    read_toml,
-)
+from tlt_server.config import AUTO, Arm, Dialect, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness
 from tlt_server.errors import ConfigError, DemoFailed, TltError
 from tlt_server.fork.commands import app as fork_app
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
@@ -232,6 +222,20 @@ def bench(
 
 
 @app.command()
+def top(
+    url: Annotated[str, typer.Argument(help="Of a server, or of a fleet.")] = "http://127.0.0.1:30000",
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two reads.")] = 2.0,
+    api_key_file: Annotated[Path | None, typer.Option(help="Of the server; or TLT_API_KEY.")] = None,
+) -> None:
+    """Watch a server, or a fleet, in the terminal; in a browser, at /tlt/ of it. q ends."""
+    from tlt_server.watch import top as watch
+
+    show = watch.once if once else watch.top
+    show(url, Keys.read(api_key_file, None).api, Console(highlight=False), interval)
+
+
+@app.command()
 def demo(
     part: Annotated[Part, typer.Option(help="speculation: off and on, compared; loop: RL and both trainers.")] = "both",
     problems: Annotated[int, typer.Option(min=1, help="Of speculation; each is answered 8 times.")] = 16,
@@ -264,6 +268,8 @@ def read_config(
 ) -> ServerConfig:
     """Our settings: the file's, overridden by the flags that were given; `others` need no parsing."""
     import msgspec
+
+    from tlt_server.config import read_toml
 
     config = read_toml(path, ServerConfig) if path else ServerConfig()
     given = {

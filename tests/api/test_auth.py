@@ -7,6 +7,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from tlt_server.watch.page import FILES
+
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
@@ -46,7 +48,31 @@ def test_what_changes_a_server_asks_for_the_admin_key(app: FastAPI) -> None:
             assert level == (AuthLevel.NORMAL if method == "get" or path in PARSE else AuthLevel.ADMIN_OPTIONAL), path
             if method == "get":
                 reading.add(path)
-    assert reading == READ
+    assert reading == READ | set(FILES)
+
+
+def test_the_page_needs_no_key_and_what_it_reads_does(app: FastAPI) -> None:
+    from tlt_server.api.auth import needed
+    from tlt_server.keys import Keys
+
+    def asked(path: str) -> str | None:
+        return needed(app, {"type": "http", "method": "GET", "path": path, "headers": []}, Keys("client", "admin"))
+
+    assert {asked(path) for path in (*FILES, "/tlt")} == {None}
+    reads = ("/tlt/v1/status", "/tlt/v1/strategy", "/tlt/v1/events", "/tlt/v1/fleet", "/tlt/none.js")
+    assert {asked(path) for path in reads} == {"client"}
+
+
+def test_the_page_comes_with_its_policy(app: FastAPI) -> None:
+    from tlt_server.watch.page import HEADERS
+
+    async def answers() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
+            return [await http.get(path) for path in FILES]
+
+    for (file, kind), answer in zip(FILES.values(), asyncio.run(answers()), strict=True):
+        assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, file.read_bytes(), kind)
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
 CLIENTS = [

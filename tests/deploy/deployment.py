@@ -64,10 +64,10 @@ def dashboard(path: Path) -> dict[str, Any]:
     return found
 
 
-def panel_queries() -> Iterator[tuple[str, str]]:
+def panel_queries(replica: str = ".*") -> Iterator[tuple[str, str]]:
     """(panel, PromQL) of every query on every dashboard, Grafana's variables filled in."""
     for path in DASHBOARDS:
         for panel in dashboard(path)["panels"]:
             for target in panel["targets"]:
-                expr = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "5s")
-                yield f"{panel['title']} {target['refId']}", expr
+                expr = target["expr"].replace("$instance", ".*").replace("$replica", replica)
+                yield f"{panel['title']} {target['refId']}", expr.replace("$__rate_interval", "5s")

@@ -67,6 +67,17 @@ def test_every_variable_is_known(path: Path) -> None:
     assert used == declared
 
 
+@each
+def test_servers_are_told_apart(path: Path) -> None:
+    """Behind a fleet's front all replicas are one instance: what is shown by server is shown by replica."""
+    for panel in panels(path):
+        for target in panel["targets"]:
+            assert target["expr"].count("$replica") == target["expr"].count("$instance")
+            if "by (instance" in target["expr"]:
+                assert "by (instance, replica)" in target["expr"]
+                assert "{{instance}} {{replica}}" in target["legendFormat"]
+
+
 def test_the_overlap_check_can_fail() -> None:
     place = {"x": 0, "y": 0, "w": 4, "h": 4}
     assert overlap(place, place | {"x": 3, "y": 3})

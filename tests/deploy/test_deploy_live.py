@@ -30,11 +30,12 @@ def running(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]
 
 
 def configuration(folder: Path, target: str) -> Path:
-    """Ours, with another target, and a clock that makes a test short."""
+    """Ours, with another target, which it sees as two replicas, and a clock that makes a test short."""
     config = read_yaml(DEPLOY / "prometheus.yml")
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(path) for path in RULES]
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    replicas = [{"targets": [target], "labels": {"replica": name}} for name in ("a", "b")]
+    config["scrape_configs"][0]["static_configs"] = replicas
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -104,13 +105,21 @@ def test_every_panel_shows_something(ask: Query) -> None:
     [
         ("Accept length now A", [2.8]),
         ("Acceptance rate A", [0.6]),
-        ("Accept length A", [2.8]),
+        ("Accept length A", [2.8, 2.8]),
         ("Acceptance by position A", [0.8, 0.6, 0.4]),
         ("Server answers A", [1]),
         ("Alerts A", [0]),
-        ("KV cache in use A", [0.5]),
+        ("KV cache in use A", [0.5, 0.5]),
     ],
 )
 def test_a_panel_shows_the_truth(ask: Query, panel: str, expected: list[float]) -> None:
     shown = sorted((float(each["value"][1]) for each in ask(dict(panel_queries())[panel])), reverse=True)
     assert shown == pytest.approx(expected)
+
+
+def test_a_replica_is_shown_alone(ask: Query) -> None:
+    panels = dict(panel_queries("b"))
+    (shown,) = ask(panels["Accept length A"])
+    assert shown["metric"]["replica"] == "b"
+    everywhere, alone = (ask(queries["Running requests A"]) for queries in (dict(panel_queries()), panels))
+    assert float(everywhere[0]["value"][1]) == 2 * float(alone[0]["value"][1]) == 1

@@ -8,7 +8,7 @@ from fastapi.middleware import Middleware
 from fastapi.routing import APIRoute
 from sglang.srt.runtime_context import get_server_args
 
-from tlt_server.api import control, drafter, forks, strategy, weights
+from tlt_server.api import control, drafter, forks, page, strategy, weights
 from tlt_server.api.auth import Authorization
 from tlt_server.api.control import answer_bad_request, answer_value_error
 from tlt_server.api.fields.routes import tables_of
@@ -16,7 +16,7 @@ from tlt_server.api.rollouts import held
 from tlt_server.api.rollouts.gate import Gate, read_server
 from tlt_server.api.rollouts.leaving import Leaving
 from tlt_server.api.rollouts.needs import NeededWeights
-from tlt_server.api.scheduler import as_json, ask
+from tlt_server.api.scheduler import as_json, ask, load, tokenizer_manager
 from tlt_server.api.status import describe
 from tlt_server.api.vllm import pauses, rollouts, transfer
 from tlt_server.config import Dialect
@@ -38,7 +38,16 @@ def add_routes(app: FastAPI, dialect: Dialect = Dialect.SGLANG) -> None:
     """
     tables = tables_of(dialect)
     dialects = (pauses.router, transfer.router, rollouts.router) if dialect is Dialect.VLLM else ()
-    ours = (router, control.router, held.router, weights.router, forks.router, drafter.router, strategy.router)
+    ours = (
+        router,
+        control.router,
+        held.router,
+        weights.router,
+        forks.router,
+        drafter.router,
+        strategy.router,
+        page.router,
+    )
     routers = (*dialects, *ours)
     for route in (route for each in routers for route in each.routes):
         assert isinstance(route, APIRoute)
@@ -88,8 +97,5 @@ async def status() -> Response:
     """What this server is and how speculation does, as the client's `Status`."""
     families = await run_in_threadpool(lambda: list(registry().collect()))
     answers = await ask(ReadVersions())
-    first, devices = answers[0], sorted({device for answer in answers for device in answer.devices})
-    assert first.speculation is not None
-    return as_json(
-        describe(get_server_args(), families, first.versions, first.speculation, first.trainer, devices),
-    )
+    paused = tokenizer_manager().is_pause  # a pause that aborts is not told to schedulers
+    return as_json(describe(get_server_args(), families, answers, await load(), paused=paused))

@@ -9,9 +9,11 @@ from sglang.srt.utils.auth import AuthLevel, _get_auth_level_from_app_and_scope
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tlt_server.keys import Keys
+from tlt_server.watch.page import FILES
 
-OPEN = frozenset({"/health", "/health_generate", "/metrics", "/metrics/"})
-"""Without a key, as in SGLang: an orchestrator's probes and Prometheus show none."""
+OPEN = frozenset({"/health", "/health_generate", "/metrics", "/metrics/", "/tlt", *FILES})
+"""Without a key, as in SGLang: an orchestrator's probes and Prometheus show none; nor does a browser, for the page that
+asks its user for one."""
 CHANGES = frozenset({"/load_lora_adapter_from_tensors", "/scale_elastic_ep", "/set_trace_level"})
 """What changes the server too, though SGLang takes any client's key for it."""
 

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import HTTPException, Request, Response
+from tlt_client.schemas import Load
 
 from tlt_server.engine.messages import Answer, Ask, pack, unpack_answer
 from tlt_server.errors import ConfigError
@@ -53,6 +54,12 @@ async def ask(message: Ask) -> list[Answer]:
         status = 422 if any(answer.invalid for answer in refused) else status
         raise HTTPException(status, "; ".join(sorted({str(answer.refusal) for answer in refused})))
     return answers
+
+
+async def load() -> Load:
+    """Requests of all replicas, from what each scheduler leaves in shared memory: no step waits for it."""
+    loads = await tokenizer_manager().get_loads(include=["core"])
+    return Load(sum(each.num_running_reqs for each in loads), sum(each.num_waiting_reqs for each in loads))
 
 
 def tell(message: Ask) -> None:

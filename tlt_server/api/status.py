@@ -9,15 +9,15 @@ from tlt_client.schemas import (
     AcceptLength,
     Counters,
     Drafter,
-    DrafterTrainer,
+    Load,
     Models,
     Speculation,
     Status,
-    Versions,
     Watch,
 )
 
 from tlt_server import __version__
+from tlt_server.engine.messages import Answer
 from tlt_server.metrics import SpecCounts
 
 if TYPE_CHECKING:
@@ -27,32 +27,45 @@ _started = time.monotonic()
 
 
 def describe(
-    server_args: Any,
-    families: "Sequence[Metric]",
-    versions: Versions | None,
-    speculation: Speculation,
-    trainer: DrafterTrainer | None,
-    devices: list[str],
+    server_args: Any, families: "Sequence[Metric]", answers: list[Answer], load: Load, *, paused: bool
 ) -> Status:
-    """The status of a server, whose metrics are `families`, of one scrape. devices: of all replicas."""
+    """The status of a server, whose metrics are `families`, of one scrape. answers: of all replicas; what is not of all
+    of them is the first one's. paused: whether this process holds requests back."""
     counts = SpecCounts.read(families)
-    lengths = (family.samples for family in families if family.name == "sglang:spec_accept_length")
-    recent = max((sample.value for samples in lengths for sample in samples), default=None)
+    first, speculation = answers[0], answers[0].speculation
+    assert speculation is not None
     return Status(
         version=__version__,
         sglang_version=version("sglang"),
         models=Models(server_args.model_path, server_args.speculative_draft_model_path),
         speculation=speculation.arm is not None,
         arm=speculation.arm if speculation.on else None,
-        accept_length=AcceptLength(recent=recent or None, total=counts.accept_length),
+        accept_length=AcceptLength(recent=_recent(families), total=counts.accept_length),
         counters=Counters(counts.drafts, counts.draft_tokens, counts.accepted_tokens, counts.accepted_per_position),
-        versions=versions,
-        trainer=trainer,
-        devices=devices,
+        versions=first.versions,
+        trainer=first.trainer,
+        devices=sorted({device for answer in answers for device in answer.devices}),
         graphs=speculation.graphs,
+        load=load,
+        generated_tokens=generated_tokens(families),
+        time=time.time(),
+        paused=paused or any(answer.held for answer in answers),
+        offloaded=sorted({tag for answer in answers for tag in answer.offloaded}),
         uptime_s=time.monotonic() - _started,
-        help=_one_line(speculation, counts, versions.drafter if versions else None),
+        help=_one_line(speculation, counts, first.versions.drafter if first.versions else None),
     )
+
+
+def _recent(families: "Sequence[Metric]") -> float | None:
+    lengths = (family.samples for family in families if family.name == "sglang:spec_accept_length")
+    return max((sample.value for samples in lengths for sample in samples), default=None) or None
+
+
+def generated_tokens(families: "Sequence[Metric]") -> int:
+    """Tokens of decode steps, as SGLang counts them at each."""
+    counted = (family.samples for family in families if family.name == "sglang:realtime_tokens")
+    totals = (sample for samples in counted for sample in samples if sample.name.endswith("_total"))
+    return int(sum(sample.value for sample in totals if sample.labels["mode"] == "decode"))
 
 
 def _one_line(speculation: Speculation, counts: SpecCounts, drafter: Drafter | None) -> str:

@@ -277,6 +277,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """That it computes on, under names that a trainer on the same machine has for them too."""
     graphs: Graphs | None = None
     """None from a server without a drafter, or older than this."""
+    load: Load | None = None
+    """None from a server that is older than this; likewise the next three."""
+    generated_tokens: int | None = None
+    """That decode steps gave since the server started, of all requests."""
+    time: float | None = None
+    """Of this answer, seconds since 1970."""
+    paused: bool | None = None
+    """Whether generation is paused: requests wait."""
+    offloaded: list[str] = []
+    """Kinds of memory that are released: `kv_cache`, `weights`, `cuda_graph`."""
     uptime_s: float
     help: str
     """One line for a person: what this state means and what to do about it, if anything."""
