@@ -20,7 +20,9 @@ def installed() -> str | None:
     return next(filter(None, map(shutil.which, CHROMIUM)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="module"
+)  # while playwright is open its event loop runs in this thread: other tests run their own
 def browser() -> Iterator[Any]:
     if (found := installed()) is None:
         pytest.skip("no Chromium: apt-get install --no-install-recommends chromium")
