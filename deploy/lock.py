@@ -19,8 +19,10 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).parent
 PYTHONS = ("3.11", "3.12")
 OF_TORCH = ("torch", "torchvision")
+ANOTHER_PARSER = ("httptools",)
+"""Ray asks for it; where it is there uvicorn reads requests by it, and no test of ours has."""
 OURS = ("tlt-client", "tlt-grpo", "tlt-server")
-EXTRAS = {"cpu": (), "gpu": ("gpu",), "dev": ("trainer", "demo", "dev")}
+EXTRAS = {"cpu": ("fleet",), "gpu": ("gpu", "fleet"), "dev": ("trainer", "demo", "fleet", "dev")}
 """Of our package, by kind: `cpu` and `gpu` are the images', `dev` is what `make env` makes."""
 
 
@@ -46,11 +48,11 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def lock(kind: str, python: str, keep: bool) -> None:
-    without = [f"{name}; python_version < '3'" for name in OF_TORCH]
+    without = ANOTHER_PARSER if kind == "gpu" else (*ANOTHER_PARSER, *OF_TORCH)
     overrides = HERE / "locks/.without"
-    overrides.write_text("\n".join(without))
-    held = HERE / f"constraints/{kind}.txt"
-    options = ["--constraint", str(held)] if kind == "gpu" else ["--override", str(overrides)]
+    overrides.write_text("\n".join(f"{name}; python_version < '3'" for name in without))
+    options = ["--override", str(overrides)]
+    options += ["--constraint", str(HERE / "constraints/gpu.txt")] if kind == "gpu" else []
     try:
         _compile(f"{kind}-{python}", python, "\n".join(needed(kind)), [*options, *([] if keep else ["--upgrade"])])
     finally:

@@ -21,7 +21,7 @@ FLOORS = (
     {"config", "metrics", "results", "support", "preflight", "process", "keys"},
     {"wire", "drafter", "strategy", "watch"},
     {"fork", "engine", "link", "trainer"},
-    {"demo"},
+    {"demo", "fleet"},
     {"bench"},
     {"api"},
     {"seams"},

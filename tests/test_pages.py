@@ -135,6 +135,8 @@ def parsing_fault(command: Any, args: Sequence[str]) -> str:
         left = command.make_context(command.name, list(args)).args
     except TyperException as error:
         return f"{command.name}: {error}"
+    if command.name == "fleet":  # the rest are its servers'
+        return tlt_server_fault(["serve", *left])
     unknown = sglang_flags().parse_known_args(["--model-path", "m", *left])[1]
     return f"{command.name}: nobody knows {' '.join(unknown)}" if unknown else ""
 

@@ -1,4 +1,4 @@
-"""The command line: `tlt-server {fork, drafter, serve, train, bench, top, demo}`. The only place that reads argv."""
+"""The command line: `tlt-server {fork, drafter, serve, fleet, train, bench, top, demo}`. Only here argv is read."""
 
 import sys
 from collections.abc import Sequence
@@ -11,6 +11,8 @@ from rich.console import Console
 from tlt_server import __version__
 from tlt_server.config import AUTO, Arm, Dialect, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness
 from tlt_server.errors import ConfigError, DemoFailed, TltError
+from tlt_server.fleet.start.command import SETTINGS as fleet_settings
+from tlt_server.fleet.start.command import fleet
 from tlt_server.fork.commands import app as fork_app
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
 
@@ -20,6 +22,7 @@ app = typer.Typer(
     help="A rollout server for RL training: SGLang with lossless speculative decoding.",
 )
 app.add_typer(fork_app, name="fork")
+app.command("fleet", **fleet_settings)(fleet)
 drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter, or look at one.")
 app.add_typer(drafter_app, name="drafter")
 train_app = typer.Typer(help="Train the drafter of running servers.")

@@ -34,6 +34,7 @@ MUST_BE_ZERO = (
     *("server_ended", "answers_5xx", "control_mismatches", "aborts_beyond_end", "aborted_without_rollout"),
     *("trainer_ended", "trainer_stalled", "offload_hung", "offload_wrong", "offload_refused_wrongly"),
     *("gadgets_run", "legitimate_refused", "stale_prefixes", "soak_failed_requests", "soak_mismatches"),
+    *("rollouts_lost", "sampled_twice", "stale_served", "torn_fleet", "wrong_tokens"),
     *("steps_failed", "stale_rollouts", "crashes", "silently_useless", "differs"),
 )
 out = Console(highlight=False, soft_wrap=True)

@@ -13,18 +13,6 @@ from tlt_server import cli
 from tlt_server.config import ServerConfig
 from tlt_server.trainer.config import TrainConfig
 
-FLEET: dict[str, tuple[Any, Any]] = {
-    "--replicas": (int, 0),
-    "--address": (str, None),
-    "--gpus": (float, None),
-    "--member": (str, None),
-    "--port": (int, 30000),
-    "--host": (str, "127.0.0.1"),
-    "--min-ready": (int, 1),
-    "--state-dir": (Path, None),
-}
-"""Options of `tlt-server fleet` with type and default, for as long as there is no such command."""
-
 
 class Serve(NamedTuple):
     """config: ours. sglang: SGLang's flags, parsed. insecure: whether others may get in."""
@@ -92,15 +80,6 @@ def train(words: Sequence[str], files: Mapping[str, Path]) -> TrainConfig:
 
 
 def fleet(words: Sequence[str], files: Mapping[str, Path]) -> Fleet:
-    if (command := _commands().get("fleet")) is not None:
-        context = command.make_context("fleet", list(words))
-        own, rest = {**context.params, "member": list(context.params["member"] or ())}, context.args
-    else:
-        parser = _Parser(allow_abbrev=False, add_help=False)
-        for option, (kind, default) in FLEET.items():
-            parser.add_argument(
-                option, type=kind, default=default, action="append" if option == "--member" else "store"
-            )
-        found, rest = parser.parse_known_args(list(words))
-        own = vars(found)
-    return Fleet(own, serve(rest, files))
+    context = _commands()["fleet"].make_context("fleet", list(words))
+    own = {**context.params, "member": list(context.params["member"] or ())}
+    return Fleet(own, serve(context.args, files))

@@ -63,6 +63,13 @@ class Recorded:
         return {"/tlt/v1/status": status, "/tlt/v1/strategy": self.strategy, "/tlt/v1/events": events}.get(path)
 
 
+CALL = {
+    "call": "POST /update_weights_from_disk", "phase": "apply", "version": None,
+    "members": ["alpha", "beta"], "waiting_for": ["alpha", "beta"], "since": 0.0,
+}  # fmt: skip
+"""That is under way."""
+
+
 class Front:
     """A fleet of recorded servers, by name."""
 

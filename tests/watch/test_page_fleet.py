@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.watch.conftest import NONE, Opening, text, tile, until
-from tests.watch.stand_in import Front, StandIn, serving
+from tests.watch.stand_in import CALL, Front, StandIn, serving
 
 
 @pytest.fixture
@@ -98,8 +98,7 @@ def test_what_a_fleet_does_is_told(server: StandIn, front: Front, opened: Openin
     page = opened(server.url, fast=True)
     until(page, RATED)
     assert not page.locator(".holds").first.is_visible()
-    call = {"call": "POST /update_weights_from_disk", "phase": "apply", "waiting_for": ["alpha", "beta"]}
-    front.fleet.update(paused=True, transaction=call, min_ready=3, held=1200)
+    front.fleet.update(paused=True, transaction=CALL, min_ready=3, held=1200)
     page.wait_for_selector("text=2 ready, of at least 3")
     said = text(page, ".holds")
     assert "Requests wait for the trainer: it has paused, or publishes." in said

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.watch.stand_in import NEWER, Front, Recorded, serving
+from tests.watch.stand_in import CALL, NEWER, Front, Recorded, serving
 from tlt_server.errors import ConfigError, ServerFailed
 from tlt_server.watch import top
 from tlt_server.watch.frames import plain, sparkline
@@ -28,9 +28,6 @@ def printed(url: str, key: str | None = None, width: int = 120) -> str:
     with console.capture() as captured:
         top.once(url, key, console, interval_s=0)
     return captured.get()
-
-
-CALL = {"call": "POST /update_weights_from_disk", "phase": "apply", "waiting_for": ["alpha", "beta"]}
 
 
 def cells(line: str) -> list[str]:

@@ -8,10 +8,21 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from tlt_client.schemas import Arm, ArmReport, BucketReport, Event, Selection, Speculation, Status
+from tlt_client.schemas import (
+    Arm,
+    ArmReport,
+    BucketReport,
+    Event,
+    Fleet,
+    FleetEvent,
+    FleetMember,
+    Selection,
+    Speculation,
+    Status,
+)
 
 from tlt_server.watch.rates import Rates
-from tlt_server.watch.reads import Fleet, FleetEvent, Replica, Seen
+from tlt_server.watch.reads import Seen
 
 NONE = "-"
 EVENTS = 8
@@ -39,11 +50,11 @@ def of_fleet(fleet: Fleet, statuses: Mapping[str, Status | None], rates: Mapping
     sums = Rates.summed(rates.values())
     loads = [status.load for status in statuses.values() if status is not None and status.load is not None]
     figures = {
-        "ready": f"{fleet.ready} of {len(fleet.replicas)}, at least {fleet.min_ready}",
+        "ready": f"{_ready(fleet)} of {len(fleet.replicas)}, at least {fleet.min_ready}",
         "weights": NONE if fleet.weight_version is None else plain(fleet.weight_version),
         "accept length": _length(sums.accept_length),
         "tokens/s": _rate(sums.tokens_per_s),
-        "running": _count(sum(replica.running or 0 for replica in fleet.replicas)),
+        "running": _count(sum(replica.running for replica in fleet.replicas)),
         "waiting": _count(sum(load.waiting for load in loads)),
     }
     table = Table("replica", "state", "weights", box=box.SIMPLE_HEAD)
@@ -77,6 +88,10 @@ def held(status: Status, speculation: Speculation) -> Iterator[str]:
         yield f"the drafter trainer at {status.trainer.address} does not answer"
 
 
+def _ready(fleet: Fleet) -> int:
+    return sum(replica.state == "ready" for replica in fleet.replicas)
+
+
 def _held(fleet: Fleet) -> Iterator[str]:
     if fleet.paused:
         yield "requests wait for the trainer: it has paused, or publishes"
@@ -84,8 +99,8 @@ def _held(fleet: Fleet) -> Iterator[str]:
         yield f"a control call is under way: {call.call}, {call.phase}, waiting for {', '.join(call.waiting_for)}"
     if fleet.held:
         yield f"{fleet.held} requests wait"
-    if fleet.ready < fleet.min_ready:
-        yield f"{fleet.ready} ready, of at least {fleet.min_ready}: requests wait"
+    if _ready(fleet) < fleet.min_ready:
+        yield f"{_ready(fleet)} ready, of at least {fleet.min_ready}: requests wait"
 
 
 def _alerts(lines: Iterator[str]) -> list[RenderableType]:
@@ -159,9 +174,9 @@ def _cell(report: ArmReport | None, bucket: BucketReport, mode: str) -> Text:
     return Text(f"[{_rate(reward)}]", style="bold") if report.arm == bucket.active else Text(_rate(reward), style)
 
 
-def _row(replica: Replica, rates: Rates) -> list[Text]:
+def _row(replica: FleetMember, rates: Rates) -> list[Text]:
     state = plain(f"{replica.state}: {replica.why}" if replica.why else replica.state)
-    since = NONE if replica.since is None else _spoken(time.time() - replica.since)
+    since = _spoken(time.time() - replica.since)
     weights = NONE if replica.weight_version is None else plain(replica.weight_version)
     figures = [_count(replica.running), _rate(rates.tokens_per_s), _length(rates.accept_length), since]
     style = STATES.get(replica.state, "dim")

@@ -5,58 +5,12 @@ from urllib.parse import quote
 
 import httpx
 import msgspec
-from tlt_client.schemas import Event, Speculation, Status
+from tlt_client.schemas import Event, Fleet, Speculation, Status
 
 from tlt_server.errors import ConfigError, ServerFailed
 
 T = TypeVar("T")
 WAIT_S = 5.0
-
-
-class Replica(msgspec.Struct, frozen=True):
-    """A server of a fleet. since: seconds since 1970, of the state. running: requests, as the front counts them."""
-
-    name: str
-    url: str
-    state: str
-    why: str = ""
-    weight_version: str | None = None
-    running: int | None = None
-    since: float | None = None
-
-
-class Transaction(msgspec.Struct, frozen=True):
-    """A control call on all members."""
-
-    call: str
-    phase: str
-    waiting_for: list[str] = []
-
-
-class FleetEvent(msgspec.Struct, frozen=True):
-    """replica: None: of the whole fleet."""
-
-    number: int
-    time: float
-    kind: str
-    replica: str | None
-    detail: str
-
-
-class Fleet(msgspec.Struct, frozen=True):
-    """`GET /tlt/v1/fleet`. held: requests that wait. transaction: the control call that is under way."""
-
-    weight_version: str | None
-    min_ready: int
-    paused: bool
-    replicas: list[Replica]
-    held: int = 0
-    transaction: Transaction | None = None
-    events: list[FleetEvent] = []
-
-    @property
-    def ready(self) -> int:
-        return sum(replica.state == "ready" for replica in self.replicas)
 
 
 class Seen(NamedTuple):

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
-from tlt_client.schemas import Status
+from tlt_client.schemas import Fleet, Status
 
 from tlt_server.errors import ServerFailed
 from tlt_server.watch.frames import of_fleet, of_server, plain
 from tlt_server.watch.rates import Rates
-from tlt_server.watch.reads import Fleet, Reads
+from tlt_server.watch.reads import Reads
 
 HISTORY = 60
 AT_ONCE = 16

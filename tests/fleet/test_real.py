@@ -1,0 +1,88 @@
+"""A fleet of two real servers: what it answers is what one of them does, and an RL run outlives a member."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tlt_client import Client, SamplingParams
+from tlt_grpo.config import Config
+from tlt_grpo.log import Line, Step
+from tlt_grpo.train import train
+
+from tests.fleet.conftest import Fleet
+from tlt_server.demo import default_paths
+from tlt_server.demo.task import problems
+from tlt_server.fleet.links import Limits
+from tlt_server.process import running_module
+
+pytestmark = [pytest.mark.server(), pytest.mark.slow]
+
+TARGET = default_paths()[0]
+GREEDY = SamplingParams(temperature=0, max_new_tokens=48)
+LIMITS = Limits(probe_every=1.0, probe=10.0, call=120.0, patience=60.0)
+SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "max_new_tokens": 64, "temperature": 1e-5, "steps": 4}
+
+
+class Real(Fleet):
+    """Two servers in place of stand-ins."""
+
+    pids: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    folder = tmp_path_factory.mktemp("real")
+    fleet = Real(folder, LIMITS)
+    fleet.pids = {}
+    with ExitStack() as stack:
+        for name in "ab":
+            flags = ["--max-total-tokens", "4096", "--max-running-requests", "8"]
+            starting = running_module(["tlt_server", "serve"], flags, folder / f"{name}.log", start_timeout=300)
+            fleet.urls[name], fleet.pids[name] = stack.enter_context(starting)
+            fleet.processes[name] = None  # type: ignore[assignment]  # the stack ends it
+        fleet.start("a", "b").await_states(a="ready", b="ready")
+        yield fleet
+        fleet.processes.clear()
+        fleet.close()
+
+
+def test_the_client_takes_a_fleet_for_a_server(two: Real) -> None:
+    with Client(two.url) as fleet, Client(two.urls["a"]) as one:
+        for problem in problems(4, seed=5):
+            assert fleet.generate(problem.prompt, GREEDY).tokens == one.generate(problem.prompt, GREEDY).tokens
+        fleet.pause_generation("in_place")
+        fleet.update_weights_from_disk(str(TARGET), "again")
+        fleet.continue_generation()
+        assert fleet.weight_version() == "again" == one.weight_version()
+        assert fleet.status().versions is not None
+        assert {each["state"] for each in two.seen()["replicas"]} == {"ready"}
+        rollouts = fleet.generate_batch([problem.prompt for problem in problems(4, seed=6)], version="again")
+        assert {each.weight_version for each in rollouts} == {"again"}
+        assert fleet.health()
+        fleet.flush_cache()
+
+
+def rewards(two: Real, out: Path, *, killing: str | None = None) -> list[float]:
+    """Of each step of a run; a member is killed after the second one."""
+    lines: list[Line] = []
+
+    def heard(line: Line) -> None:
+        lines.append(line)
+        if killing is not None and isinstance(line, Step) and line.step == 2:
+            threading.Timer(0.3, os.killpg, (two.pids[killing], signal.SIGKILL)).start()  # in the middle of the third
+
+    with Client(two.url) as client:
+        train(Config(url=two.url, model=str(TARGET), out=out, **SMALL), client, heard)
+    return [line.reward for line in lines if isinstance(line, Step)]
+
+
+def test_a_run_goes_on_without_a_member_and_has_the_same_rewards(two: Real, tmp_path: Path) -> None:
+    whole = rewards(two, tmp_path / "whole")
+    assert len(whole) == SMALL["steps"]
+    assert rewards(two, tmp_path / "less", killing="b") == whole
+    two.await_states(a="ready", b="quarantined")

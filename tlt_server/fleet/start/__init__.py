@@ -1,0 +1,1 @@
+"""`tlt-server fleet`: the command, the front's life, the replicas that Ray keeps."""
