@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).parent
 PYTHONS = ("3.11", "3.12")
 OF_TORCH = ("torch", "torchvision")
-ANOTHER_PARSER = ("httptools",)
-"""Ray asks for it; where it is there uvicorn reads requests by it, and no test of ours has."""
+OF_UVICORN = ("httptools", "websockets")
+"""Ray asks for them; where they are there uvicorn reads requests by them, and no test of ours has."""
 OURS = ("tlt-client", "tlt-grpo", "tlt-server")
 EXTRAS = {"cpu": ("fleet",), "gpu": ("gpu", "fleet"), "dev": ("trainer", "demo", "fleet", "dev")}
 """Of our package, by kind: `cpu` and `gpu` are the images', `dev` is what `make env` makes."""
@@ -48,7 +48,7 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def lock(kind: str, python: str, keep: bool) -> None:
-    without = ANOTHER_PARSER if kind == "gpu" else (*ANOTHER_PARSER, *OF_TORCH)
+    without = OF_UVICORN if kind == "gpu" else (*OF_UVICORN, *OF_TORCH)
     overrides = HERE / "locks/.without"
     overrides.write_text("\n".join(f"{name}; python_version < '3'" for name in without))
     options = ["--override", str(overrides)]
