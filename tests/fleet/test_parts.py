@@ -15,7 +15,7 @@ from tlt_server.fleet.calls import called, for_ranks, merged, naming, said
 from tlt_server.fleet.log import Entry, Log, Past, checksum
 from tlt_server.fleet.reads import labelled
 from tlt_server.fleet.routing import NOTHING, SLACK, asked, choose, key_of
-from tlt_server.fleet.start.replicas import ranks
+from tlt_server.fleet.start.replicas import as_reached, ranks
 from tlt_server.fleet.transaction import Kind, Publication
 
 NAMES = [f"m{i}" for i in range(5)]
@@ -211,3 +211,16 @@ def test_evidence_counts_what_is_wrong() -> None:
     assert torn([*good, Begin(6.0, "e", "v1", 1)], published) == 1
     again = [*good, Begin(5.5, "d", "v2", 1)]
     assert (sampled_twice(again, {}), sampled_twice(again, {2: 5.2}), sampled_twice(again, {2: 5.6})) == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("front", "reached"),
+    [
+        ("http://0.0.0.0:30000", "http://10.0.0.9:30000"),
+        ("http://[::]:30000", "http://10.0.0.9:30000"),
+        ("http://127.0.0.1:30000", "http://127.0.0.1:30000"),
+        ("http://front.example:1", "http://front.example:1"),
+    ],
+)
+def test_replicas_find_a_front_that_listens_everywhere(front: str, reached: str) -> None:
+    assert as_reached(front, "10.0.0.9") == reached

@@ -124,6 +124,7 @@ def deployed(count: int, address: str | None, gpus: float | None, shape: Shape, 
     Raises ConfigError: Ray Serve is not installed, or no cluster is at that address.
     Raises ServerFailed: a server does not start.
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what runs here
     try:
         import ray
         from ray import serve
@@ -138,6 +139,8 @@ def deployed(count: int, address: str | None, gpus: float | None, shape: Shape, 
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"--address {address}: {str(error).splitlines()[0]}") from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    node = "127.0.0.1" if address is None else ray.util.get_node_ip_address()
+    shape = shape._replace(front=as_reached(shape.front, node))
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     if APP in serve.status().applications:
         say("ray         has the replicas that the front before this one started; they are kept, as they are")
@@ -174,6 +177,12 @@ def end(address: str | None) -> None:
         raise ServerFailed(f"the replicas were not ended, Ray does not answer: {str(error).splitlines()[0]}") from error
     finally:
         ray.shutdown()
+
+
+def as_reached(front: str, node: str) -> str:
+    """The URL by which replicas reach a front: one that listens at all addresses is at that of its node."""
+    url = httpx.URL(front)
+    return str(url.copy_with(host=node)) if url.host in ("0.0.0.0", "::") else front
 
 
 def ranks(flags: Sequence[str]) -> int:
