@@ -257,13 +257,48 @@ def test_a_draw_mixes_two_steps_by_share() -> None:
         buffer.add(feature(group, 0, 4, 14, version=0))
     for group in range(40, 80):
         buffer.add(feature(group, 0, 4, 9, version=1))
-    runs = buffer.draw(100, Random(0), earlier=0.25)
-    before = sum(run.entries for run in runs if run.states[0, 2] == 0)
-    assert 25 <= before < 25 + 9
+
+    def before(runs: list[Run]) -> int:
+        return sum(run.entries for run in runs if run.states[0, 2] == 0)
+
+    drawn = [buffer.draw(100, Random(seed), earlier=0.25) for seed in range(300)]
+    assert sum(map(before, drawn)) / 300 == pytest.approx(25, abs=1)
+    runs = drawn[0]
     assert sum(run.entries for run in runs) == 100
     assert len(pack(runs, 100, torch.device("cpu"))) == 1
-    alone = buffer.draw(300, Random(0), earlier=0.25)  # this step has 160 in all
-    assert sum(run.entries for run in alone if run.states[0, 2] == 0) >= 140
+    assert before(buffer.draw(300, Random(0), earlier=0.25)) >= 140  # this step has 160 in all
+
+
+def test_long_responses_of_two_steps_are_mixed_by_share_too() -> None:
+    """A window of either is all that is drawn."""
+    buffer = Buffer(3, 3, PLENTY, 64, held_out=0)
+    at = torch.arange(500)
+    for version in range(2):
+        states = torch.full((500, 3), float(version))
+        buffer.add(Feature(f"{version}", version, 1, 0, at, states, version))
+    drawn = [buffer.draw(64, Random(seed), earlier=0.25) for seed in range(400)]
+    shares = [sum(run.entries for run in runs if run.states[0, 0] == 0) / 64 for runs in drawn]
+    assert sum(shares) / 400 == pytest.approx(0.25, abs=0.07)
+
+
+def test_as_many_requests_are_held_out_as_a_judgement_takes_of_many_prompts() -> None:
+    buffer = Buffer(3, 3, PLENTY, PLENTY, held_out=1e-9, judged=4)
+    for group in range(40):
+        buffer.add(feature(group, 0, 0, LENGTH, version=0))
+    assert len({run.request for run in buffer.held_out()}) == 4
+    few = Buffer(3, 3, PLENTY, PLENTY, held_out=1e-9, judged=4)
+    for group in range(4):
+        few.add(feature(group, 0, 0, LENGTH, version=0))
+    assert len(few.held_out()) == 1
+    assert len(few.draw(PLENTY, Random(0))) == 3
+
+
+def test_what_is_judged_by_is_of_many_long_responses() -> None:
+    buffer = Buffer(1, 1, PLENTY, 4096, held_out=1 - 1e-9)
+    at = torch.arange(10_000)
+    for number in range(12):
+        buffer.add(Feature(str(number), number, 5, 0, at, at[:, None].float(), 0))
+    assert len({run.request for run in buffer.held_out(8192)}) > 5
 
 
 def test_long_sequences_of_the_step_before_come_more_often() -> None:

@@ -113,7 +113,15 @@ def learning(config: TrainConfig, device: torch.device) -> Learning:
     target, drafter, start = _models(config, Path(config.folder))
     trainer, (width, _) = _trainer(config, target, drafter, device), _reads(drafter)
     hidden = int(drafter.config["hidden_size"])
-    buffer = Buffer(width, hidden, config.buffer_mb << 20, config.entries, config.max_age, config.held_out)
+    buffer = Buffer(
+        width,
+        hidden,
+        config.buffer_mb << 20,
+        config.entries,
+        config.max_age,
+        config.held_out,
+        config.policy.requests,
+    )
     return Learning(target, drafter, start, trainer, buffer)
 
 

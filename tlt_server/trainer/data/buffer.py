@@ -3,14 +3,14 @@
 In the middle of an RL step only short responses are whole, and a drafter is needed for the long ones: a batch mixes
 sequences of this step with those of steps before, long ones first (arXiv 2511.16665, 4.2).
 
-Whole groups are held out, to judge by: those that a hash of the prompt names, and the first prompt under a target that
-has none held out yet, if there is something else to learn from. A share alone may name none of a target's few prompts,
-and drafters are judged for the newest target.
+Whole groups are held out, to judge by: those that a hash of the prompt names; under a target that has none held out yet
+the first prompt, if there is something else to learn from; and of four prompts one, until there are as many requests as
+a judgement takes. A share alone may name none of a target's few prompts, and drafters are judged for the newest target.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
@@ -25,6 +25,12 @@ FREED = 0.1
 
 MOST_RESPONSES = 1 << 15
 """A message may bring thousands of nothing but a known prompt."""
+
+LEARNT_FOR_ONE = 3
+"""Groups of a target that are learnt from for one that is held out because a judgement takes more requests."""
+
+JUDGED_PARTS = 16
+"""Into which what is judged by is cut at least, half of each context: else it were two windows of long responses."""
 
 CONTEXT = 0.25
 """Share of a pack that a window of a sequence may spend on the entries before it, which are read, not learnt."""
@@ -52,11 +58,12 @@ class _Response:
 
 @dataclass(frozen=True)
 class _Window:
-    """Rows [begin, end) of a response."""
+    """Rows [begin, end) of a response; context: entries before them that are read, at most."""
 
     response: _Response
     begin: int
     end: int
+    context: int
 
 
 class Buffer:
@@ -64,13 +71,21 @@ class Buffer:
 
     width, hidden: W of the states that the drafter reads, H of the target. budget: bytes of tensors at most. window:
     entries of a run at most; a longer sequence is learnt in several. max_age: target versions that a feature may be
-    behind the newest. held_out: share of groups kept from training, at least; 0: none is. dropped: features' parts that
-    were not taken, and responses that had to go, counted by reason.
+    behind the newest. held_out: share of groups kept from training, at least; 0: none is. judged: requests that a
+    judgement takes. dropped: features' parts that were not taken, and responses that had to go, counted by reason.
     """
 
     def __init__(
-        self, width: int, hidden: int, budget: int, window: int, max_age: int = 1, held_out: float = 0.05
+        self,
+        width: int,
+        hidden: int,
+        budget: int,
+        window: int,
+        max_age: int = 1,
+        held_out: float = 0.05,
+        judged: int = 1,
     ) -> None:
+        self._judged = judged
         self._width, self._hidden, self._budget = width, hidden, budget
         self._lock = Lock()
         self._window, self._context = window, int(CONTEXT * window)
@@ -121,8 +136,12 @@ class Buffer:
         """Runs to judge by, of `entries` entries or a little more: of groups kept from training, under the newest
         version of the target alone, from anywhere in them."""
         random = Random(0)  # so that the same features give the same runs
+        most, context = self._window - self._context, self._context
+        if entries < math.inf:
+            part = max(1, int(entries / JUDGED_PARTS / 2))
+            most, context = min(most, part), min(context, part)
         with self._lock:
-            windows = self._windows(self._kept(True), random)
+            windows = self._windows(self._kept(True), random, most, context)
             random.shuffle(windows)
             return self._until(iter(windows), entries, self.newest)
 
@@ -138,30 +157,44 @@ class Buffer:
 
     def _draw(self, entries: int, random: Random, earlier: float) -> list[Run]:
         learnt, oldest = self._kept(False), self.newest - self._max_age
-        this = self._windows((each for each in learnt if each.track.newest == self.newest), random)
-        before = self._windows((each for each in learnt if each.track.newest < self.newest), random)
+        most, context = self._window - self._context, self._context
+        this = self._windows((each for each in learnt if each.track.newest == self.newest), random, most, context)
+        before = self._windows((each for each in learnt if each.track.newest < self.newest), random, most, context)
         random.shuffle(this)
         # in the order of u^(1/w), u uniform: drawn by weight without replacement (Efraimidis and Spirakis, 2006)
         before.sort(key=lambda window: -(random.random() ** (1 / max(window.response.track.rows, 1))))
-        order = iter(before)
-        runs = self._until(order, earlier * entries, oldest)
-        runs += self._until(chain(this, order), entries - sum(run.entries for run in runs), oldest)
+        runs, rest = self._about(before, earlier * entries, oldest, random)
+        runs += self._until(chain(this, rest), entries - sum(run.entries for run in runs), oldest)
         return [run for run in within(runs, entries) if run.learnt]
 
     def _kept(self, is_held_out: bool) -> list[_Response]:
         return [each for each in self._responses.values() if self._groups[each.group].is_held_out == is_held_out]
 
-    def _windows(self, responses: Iterable[_Response], random: Random) -> list[_Window]:
-        """All rows of responses; the borders of windows lie elsewhere each time."""
+    def _windows(self, responses: Iterable[_Response], random: Random, most: int, context: int) -> list[_Window]:
+        """All rows of responses, at most so many in a window; the borders of windows lie elsewhere each time."""
         windows = []
         for response in responses:
-            rows, most = response.track.rows, self._window - self._context
-            begin = 0
+            rows, begin = response.track.rows, 0
             end = rows if rows <= most else random.randint(1, most)
             while begin < rows:
-                windows.append(_Window(response, begin, min(end, rows)))
+                windows.append(_Window(response, begin, min(end, rows), context))
                 begin, end = end, end + most
         return windows
+
+    def _about(
+        self, windows: Sequence[_Window], entries: float, oldest: int, random: Random
+    ) -> tuple[list[Run], Sequence[_Window]]:
+        """Runs of the first windows, of so many entries on average, and the other windows. The last one, with which
+        they would be more, comes by chance: a long response's is as large as all that is drawn."""
+        runs: list[Run] = []
+        for index, window in enumerate(windows):
+            more = list(self._runs(window, oldest))
+            size = sum(run.entries for run in more)
+            if entries <= 0 or (size > entries and random.random() * size >= entries):
+                return runs, windows[index:]
+            entries -= size
+            runs += more
+        return runs, ()
 
     def _until(self, windows: Iterator[_Window], entries: float, oldest: int) -> list[Run]:
         """Runs of the next windows, up to so many entries or a little more."""
@@ -176,7 +209,7 @@ class Buffer:
         """Of each stretch of a window without a gap, with what lies before it."""
         response = window.response
         for first, stop in response.track.stretches(window.begin, window.end, oldest):
-            begin = first - self._context - 1
+            begin = first - window.context - 1
             before = self._groups[response.group].track.within(begin, response.prompt, oldest)
             runs = assemble((*before, *response.track.within(begin, stop, oldest)), first)
             if runs and runs[-1].learnt:
@@ -202,9 +235,11 @@ class Buffer:
         if not self._share or feature.target_version < self.newest:
             return False
         others = self._judging - {feature.group}
-        if any(self._groups[each].newest == self.newest for each in others):
-            return False
-        return len(self._groups) - 1 > len(others)  # and there is something else to learn from
+        held = [group for each in others if (group := self._groups[each]).newest == self.newest]
+        if not held:
+            return len(self._groups) - 1 > len(others)  # there is something else to learn from
+        learnt = sum(group.newest == self.newest and not group.is_held_out for group in self._groups.values())
+        return sum(len(group.requests) for group in held) < self._judged and learnt >= LEARNT_FOR_ONE * len(held)
 
     def _take(self, track: Track, feature: Feature, first: int, stop: int) -> None:
         if first == stop:

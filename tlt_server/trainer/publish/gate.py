@@ -152,7 +152,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At once where that helps after a publication of the target, else by a margin, or after so many steps; and only
     what is surely better.
 
-    requests: that it must be judged by, at least.
+    requests: that it must be judged by, unless it waits for `every` steps already.
     margin: share by which the expected accept length must grow; smaller differences are noise, or not worth a swap.
     every: training steps since the last publication of the drafter after which any gain is enough.
     floor: expected accept length that a drafter must reach at all; one below makes no rollout faster, and a server's
@@ -171,7 +171,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         candidate, live = judged.candidate, judged.live
         # said so that a drafter that diverged, whose lengths are NaN, stays here
-        if not (candidate >= self.floor and judged.surely > 0 and judged.requests >= self.requests):
+        enough = judged.requests >= self.requests or steps >= self.every
+        if not (candidate >= self.floor and judged.surely > 0 and enough):
             return None
         gain = f"accept length {live:.3f} -> {candidate:.3f}"
         if candidate >= live * (1 + self.margin):
