@@ -100,7 +100,7 @@ class Servers:
         return self.url
 
     def close(self) -> None:
-        self._flags = None
+        self._flags, self.url = None, ""
         self._stack.close()
 
 
@@ -126,7 +126,7 @@ def url(config: str, servers: Servers) -> Iterator[str]:
     with Client(url) as client:
         before = present(client.strategy())
         yield url
-        if present(client.strategy()) != before:
+        if servers.url and present(client.strategy()) != before:
             client.set_strategy(before)
 
 
