@@ -41,7 +41,7 @@ def configuration(folder: Path, target: str) -> Path:
     return path
 
 
-def until_answered(prometheus: httpx.Client, process: subprocess.Popen[str], query: str) -> None:
+def until_answered(prometheus: httpx.Client, process: subprocess.Popen[str], query: str, series: int = 1) -> None:
     for _ in range(300):
         assert process.poll() is None, f"prometheus ended with {process.returncode}"
         time.sleep(0.1)
@@ -51,7 +51,7 @@ def until_answered(prometheus: httpx.Client, process: subprocess.Popen[str], que
             continue
         if answer.status_code == 503:  # it listens, and is not ready yet
             continue
-        if answer.raise_for_status().json()["data"]["result"]:
+        if len(answer.raise_for_status().json()["data"]["result"]) >= series:
             return
     pytest.fail(f"no answer to {query} for 30 seconds")
 
@@ -72,6 +72,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
         ):
             # Prometheus takes up new targets after five seconds, whatever it is told.
             until_answered(client, process, "instance_position:tlt_spec_acceptance:ratio1m")
+            # a rate takes two scrapes, and the replicas' are not at one time
+            until_answered(client, process, dict(panel_queries())["Accept length A"], series=2)
             yield client
 
 
