@@ -76,16 +76,15 @@ def test_what_is_there_arrives(trainer: Trainer, server: Server, place: Place, t
 
 def test_only_what_changed_is_fetched_again(trainer: Trainer, server: Server, place: Place, tmp_path: Path) -> None:
     peer = follows(trainer, server)
-    sent: list[str] = []
+    asked: list[int] = []
     for version, head in enumerate((contents(2), contents(3), contents(3))):
         folder = write(tmp_path / f"shared-{version}", **{EMBEDDING: contents(1), HEAD: head})
         server.change(target_version=version, shared=str(folder))
         place.fetcher.want(Source(version, peer, version))
         count = server.link.read
         step_until(lambda version=version: len(place.took) > version, trainer, server)  # type: ignore[misc]
-        sent.append(f"{server.link.read - count}")
+        asked.append(server.link.read - count)  # messages of the trainer: for two files, for one, and for none
         assert place.took[version] == (version, {f"{EMBEDDING}.safetensors": contents(1), f"{HEAD}.safetensors": head})
-    asked = [int(each) for each in sent]  # messages of the trainer: asking for two files, for one, and for none
     assert asked[0] > asked[1] > asked[2]
     assert [each.exists() for each in place.folders] == [False, False, True]
     assert len(list(place.folders[-1].parent.glob("*.whole"))) == 2

@@ -5,10 +5,9 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import MAX_CHUNKS_WANTED, Buffer, ChunksWanted
+from tlt_server.wire.messages import MAX_CHUNKS_WANTED, Buffer, ChunksWanted, Offer, SharedFile
 
 CHUNK_BYTES = 2 << 20
 """Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
@@ -18,21 +17,6 @@ WINDOW = MAX_CHUNKS_WANTED
 """Chunks asked for ahead, half of them at a time: 8 MiB under way, however slow this side is."""
 MAX_DAMAGED = 3
 """Chunks damaged one after another, after which it is not the line."""
-
-
-class Header(Protocol):
-    """Of a file: a message's `Blob`."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def chunk_bytes(self) -> int: ...
-    @property
-    def digests(self) -> bytes: ...
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def digest(self) -> bytes: ...
 
 
 def digests_of(chunks: Sequence[Buffer]) -> bytes:
@@ -54,7 +38,7 @@ class Incoming:
     next: the chunk that is due. damaged: chunks, one after another.
     """
 
-    def __init__(self, header: Header, folder: Path) -> None:
+    def __init__(self, header: Offer | SharedFile, folder: Path) -> None:
         self._header, self.digest = header, header.digest
         self.path = folder / f"{self.digest.hex()[:16]}.partial"
         self.next = self.damaged = 0
