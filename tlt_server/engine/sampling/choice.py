@@ -1,0 +1,92 @@
+"""The token after each row of logits: one function for a prefill, plain steps and the nodes of chains and trees."""
+
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.environ import envs
+from sglang.srt.layers.sampler import Sampler
+
+from tlt_server.engine.sampling.filters import filter_probs
+from tlt_server.engine.sampling.noise import gumbel
+
+
+def choose(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Tensor:
+    """The token after each row, by its request's temperature, filters and noise: [rows] int64.
+
+    Args:
+        logits: [bs * nodes, vocab], penalties, bias and masks applied; left as they are.
+        info: upstream's `SamplingBatchInfo` of the bs requests, with `sampling_seed`.
+        positions: [bs * nodes] int64, of each row's own token, after which one is chosen.
+    """
+    if info.is_all_greedy:
+        return logits.argmax(-1)
+    nodes = len(logits) // len(info.sampling_seed)
+    scaled = allowed(logits, info, nodes)
+    if scaled.is_cuda:
+        from tlt_server.engine.sampling.kernels import noisy_argmax
+
+        return noisy_argmax(scaled, info.sampling_seed, positions + 1, nodes)
+    noise = gumbel(info.sampling_seed.repeat_interleave(nodes), positions + 1, scaled.shape[1])
+    return noise.add_(scaled).argmax(-1)
+
+
+def allowed(logits: torch.Tensor, info: Any, nodes: int) -> torch.Tensor:
+    """Logits over the temperature, -inf where a filter forbids: [bs * nodes, vocab] float32."""
+    scaled = logits / each(info.temperatures, nodes)
+    filters = (
+        info.top_ks if info.need_top_k_sampling else None,
+        info.top_ps if info.need_top_p_sampling else None,
+        info.min_ps if info.need_min_p_sampling else None,
+    )
+    if all(one is None for one in filters):
+        return scaled
+    kept = filter_probs(scaled.softmax(-1), *(one if one is None else each(one, nodes) for one in filters))
+    return scaled.masked_fill_(kept == 0, float("-inf"))
+
+
+def each(values: torch.Tensor, nodes: int) -> torch.Tensor:
+    """[bs, ...] to [bs * nodes, ...]: every request's, at each of its nodes."""
+    return values if nodes == 1 else values.repeat_interleave(nodes, dim=0)
+
+
+def choose_nodes(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Tensor:
+    """`choose` after each node of a batch's trees, the same on all ranks."""
+    tokens = choose(logits, info, positions)
+    group = get_tp_group()
+    if group.world_size > 1 and not info.is_all_greedy:  # ranks may round differently: one of them decides
+        group.broadcast(tokens, src=0)
+    return tokens
+
+
+class OneSampler(Sampler):
+    """Upstream's sampler, by `choose`."""
+
+    def forward(
+        self,
+        logits_output: Any,
+        sampling_info: Any,
+        return_logprob: bool,
+        top_logprobs_nums: list[int],
+        token_ids_logprobs: list[list[int] | None],
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """As upstream's: [bs] int32, logprobs and sampling masks left in `logits_output`."""
+        if sampling_info.is_all_greedy:
+            tokens: torch.Tensor = super().forward(
+                logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions
+            )
+            return tokens
+        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        tokens = choose_nodes(logits, sampling_info, positions).to(torch.int32)
+        scaled = logits / sampling_info.temperatures
+        if any(sampling_info.return_sampling_masks or ()):
+            masks = self._compute_sampling_mask_from_probs(scaled.softmax(-1), sampling_info)
+            self._attach_sampling_mask_to_output(logits_output, sampling_info, tokens, masks)
+        if return_logprob:
+            logprobs = (logits if envs.SGLANG_RETURN_ORIGINAL_LOGPROB.get() else scaled).log_softmax(-1)
+            self.output_logprob_processor.compute_logprobs(
+                logprobs, top_logprobs_nums, token_ids_logprobs, tokens
+            ).write_output_to(logits_output)
+        self._sync_token_ids_across_tp(tokens, sampling_info)
+        return tokens
