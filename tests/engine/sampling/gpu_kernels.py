@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 
 from benchmarks.lib.draws import SEEDS, long_tail, p_of_law
 from tlt_server.engine.sampling.noise import add_noise as reference_add_noise
-from tlt_server.engine.sampling.noise import gumbel
+from tlt_server.engine.sampling.noise import gumbel, gumbel_of
 
 VOCAB = 152_064
 KINDS = ("normal", "flat", "peaked", "masked", "not a number", "huge", "infinite", "nothing")
@@ -84,12 +85,31 @@ def wrong_rows(case: Case, tokens: torch.Tensor) -> tuple[int, int]:
 def cases(small: bool) -> Iterator[Case]:
     """Sizes around blocks and pairs, all kinds, dtypes with and without temperatures, several nodes."""
     vocabs = (1, 3, 2047, 4097) if small else (1, 2, 3, 31, 2047, 2048, 2049, 4097, 32_001, 150_001, VOCAB)
-    yield from (Case(kind, vocab, bs=7) for kind, vocab in product(KINDS, vocabs))
+    yield from (Case(kind, vocab, bs=2 if small and kind != "normal" else 7) for kind, vocab in product(KINDS, vocabs))
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     for dtype, tempered, nodes in product(dtypes, (False, True), (1, 3) if small else (1, 3, 16, 32)):
         yield Case("normal", 2500 if small else VOCAB, 2, nodes, dtype, tempered, padded=8)
     yield Case("masked", 2301, 3, 2, tempered=True, padded=3)
     yield Case("normal", 150_001, 1 if small else 300)
+
+
+def check_variates(device: str) -> int:
+    """Of bits at both ends, where rare tokens are decided, and in the middle; returns how many checks failed."""
+    from tests.engine.sampling.variates import variates
+
+    random, failed = np.random.default_rng(0), 0
+    most, anywhere = np.uint64(2**32 - 1), random.integers(0, 2**32, 4096, dtype=np.uint64)
+    sizes = (2.0 ** (32 * random.random(4096))).astype(np.uint64) - np.uint64(1)  # as many small as large
+    nearby = np.uint64(2**31 - 2048) + np.arange(4096, dtype=np.uint64)
+    zero = np.zeros_like(sizes)
+    ends = {"first": (zero, sizes), "low": (sizes, anywhere), "any": (anywhere, sizes), "middle": (nearby, anywhere)}
+    ends |= {"high": (most - sizes, anywhere), "last": (most - zero, most - sizes)}
+    for name, bits in ends.items():
+        wanted = gumbel_of(*bits)
+        error = float((abs(variates(*bits, device) - wanted) / np.maximum(abs(wanted), 1.0)).max())
+        failed += not error <= 1e-6
+        say(f"{'right' if error <= 1e-6 else 'WRONG'}  variates off by {error:.1e}, {name}")
+    return failed
 
 
 def check_argmax(device: str, small: bool) -> int:
@@ -239,8 +259,8 @@ def main() -> None:
     small = parser.parse_args().small
     device = "cpu" if small else "cuda"
     say("interpreted" if small else torch.cuda.get_device_name())
-    failed = check_argmax(device, small) + check_add_noise(device, small)
-    failed += check_law(device, *((50, 300, 100) if small else (150_001, 1_000_000, 512)))
+    failed = check_variates(device) + check_argmax(device, small) + check_add_noise(device, small)
+    failed += check_law(device, *((50, 200, 100) if small else (150_001, 1_000_000, 512)))
     if not small:
         failed += check_graph(device)
         for rows in (1, 4, 32, 128, 512, 1024):

@@ -1,4 +1,4 @@
-"""The GPU's kernels, without a GPU: by Triton's interpreter, in a process of its own, as it must be chosen at import."""
+"""The GPU's kernels, without a GPU: by Triton's interpreter, in a process of its own: it is chosen at import."""
 
 import os
 import subprocess

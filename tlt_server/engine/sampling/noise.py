@@ -1,10 +1,10 @@
 """Shared noise: the token after a prefix is a function of the prefix, the request's seed and the target alone.
 
 At position t of a sequence, from 0, its prompt included, token i has the noise g(seed, t, i), a standard Gumbel
-variate. The token at t is the argmax of log p_t(i) + g(seed, t, i), which is distributed as p_t (Gumbel-max). Plain steps, the
-nodes of chains and trees and a prefill's first token all take it so; hence a drafted token is accepted if it is the one
-that the target takes at its parent, and no more is random. A drafter that adds the same noise to its own logits
-proposes what the target is going to take (arXiv 2408.07978).
+variate. The token at t is the argmax of log p_t(i) + g(seed, t, i), which is distributed as p_t (Gumbel-max). Plain
+steps, the nodes of chains and trees and a prefill's first token all take it so; hence a drafted token is accepted if it
+is the one that the target takes at its parent, and no more is random. A drafter that adds the same noise to its own
+logits proposes what the target is going to take (arXiv 2408.07978).
 
 The noise is counter-based: Philox4x32-7 (Salmon et al., 2011: the fewest rounds that pass BigCrush) under the key
 `seed`, at the counter (i // 2, t, 0, 0), gives two numbers of 64 bits, of which token i has one. So many, because a
