@@ -84,10 +84,10 @@ def wrong_rows(case: Case, tokens: torch.Tensor) -> tuple[int, int]:
 
 def cases(small: bool) -> Iterator[Case]:
     """Sizes around blocks and pairs, all kinds, dtypes with and without temperatures, several nodes."""
-    vocabs = (1, 3, 2047, 4097) if small else (1, 2, 3, 31, 2047, 2048, 2049, 4097, 32_001, 150_001, VOCAB)
+    vocabs = (1, 2047, 2051) if small else (1, 2, 3, 31, 2047, 2048, 2049, 4097, 32_001, 150_001, VOCAB)
     yield from (Case(kind, vocab, bs=2 if small and kind != "normal" else 7) for kind, vocab in product(KINDS, vocabs))
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    for dtype, tempered, nodes in product(dtypes, (False, True), (1, 3) if small else (1, 3, 16, 32)):
+    for dtype, tempered, nodes in product(dtypes, (False, True), (3,) if small else (1, 3, 16, 32)):
         yield Case("normal", 2500 if small else VOCAB, 2, nodes, dtype, tempered, padded=8)
     yield Case("masked", 2301, 3, 2, tempered=True, padded=3)
     yield Case("normal", 150_001, 1 if small else 300)
@@ -166,8 +166,8 @@ def check_add_noise(device: str, small: bool) -> int:
     from tlt_server.engine.sampling.kernels import add_noise
 
     failed = 0
-    sizes = (1, 3, 2049) if small else (1, 2, 3, 2047, 2049, 32_000, 150_001, VOCAB)
-    for n, mapped, rows_each in product(sizes, (False, True), (1, 4)):
+    sizes = (1, 2051) if small else (1, 2, 3, 2047, 2049, 32_000, 150_001, VOCAB)
+    for n, mapped, rows_each in product(sizes, (False, True), (2,) if small else (1, 4)):
         given = noise_arguments(device, n, mapped, rows_each=rows_each)
         found = given[0].clone()
         add_noise(found, *given[1:], rows_each=rows_each)
@@ -260,7 +260,7 @@ def main() -> None:
     device = "cpu" if small else "cuda"
     say("interpreted" if small else torch.cuda.get_device_name())
     failed = check_variates(device) + check_argmax(device, small) + check_add_noise(device, small)
-    failed += check_law(device, *((50, 200, 100) if small else (150_001, 1_000_000, 512)))
+    failed += check_law(device, *((50, 64, 32) if small else (150_001, 1_000_000, 512)))
     if not small:
         failed += check_graph(device)
         for rows in (1, 4, 32, 128, 512, 1024):
