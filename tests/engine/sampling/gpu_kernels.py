@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.lib.draws import SEEDS, long_tail, p_of_law
-from tlt_server.engine.sampling.noise import add_noise as reference_add_noise
-from tlt_server.engine.sampling.noise import gumbel, gumbel_of
+from tlt_server.engine.sampling import noise
 
 VOCAB = 152_064
 KINDS = ("normal", "flat", "peaked", "masked", "not a number", "huge", "infinite", "nothing")
@@ -70,7 +69,7 @@ def wrong_rows(case: Case, tokens: torch.Tensor) -> tuple[int, int]:
     scores = scores.float()
     if temperatures is not None:
         scores = scores / temperatures.repeat_interleave(case.nodes, dim=0)
-    noisy = scores + gumbel(seeds.repeat_interleave(case.nodes), positions, case.vocab)
+    noisy = scores + noise.gumbel(seeds.repeat_interleave(case.nodes), positions, case.vocab)
     noisy = noisy.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
     best, first = noisy.max(-1)
     if tokens.shape != first.shape or tokens.dtype != torch.int64 or not ((tokens >= 0) & (tokens < case.vocab)).all():
@@ -105,7 +104,7 @@ def check_variates(device: str) -> int:
     ends = {"first": (zero, sizes), "low": (sizes, anywhere), "any": (anywhere, sizes), "middle": (nearby, anywhere)}
     ends |= {"high": (most - sizes, anywhere), "last": (most - zero, most - sizes)}
     for name, bits in ends.items():
-        wanted = gumbel_of(*bits)
+        wanted = noise.gumbel_of(*bits)
         error = float((abs(variates(*bits, device) - wanted) / np.maximum(abs(wanted), 1.0)).max())
         failed += not error <= 1e-6
         say(f"{'right' if error <= 1e-6 else 'WRONG'}  variates off by {error:.1e}, {name}")
@@ -154,7 +153,7 @@ def error_of(found: torch.Tensor, given: list[torch.Tensor | None], rows_each: i
     """The largest difference from the reference, and infinite where a row without noise is not just scaled."""
     wanted, *rest = (None if each is None else each.cpu().clone() for each in given)
     plain = wanted * rest[2].repeat_interleave(rows_each)[:, None]
-    reference_add_noise(wanted, *rest, rows_each=rows_each)
+    noise.add_noise(wanted, *rest, rows_each=rows_each)
     silent = (rest[3] == 0).repeat_interleave(rows_each)
     if not torch.equal(found.cpu()[silent], plain[silent]):
         return float("inf")
@@ -179,18 +178,16 @@ def check_add_noise(device: str, small: bool) -> int:
 
 def check_graph(device: str) -> int:
     """A captured `add_noise` reads what its buffers hold when it is replayed; returns how many failed."""
-    from tlt_server.engine.sampling.kernels import add_noise
-
     failed = 0
     for mapped in (False, True):
         buffers, later = (noise_arguments(device, n, mapped) for n in (32_000, 32_000))
         for each in later[:3]:
             each.copy_(each.flip(0))
-        add_noise(buffers[0].clone(), *buffers[1:], rows_each=2)  # compiled before it is captured
+        noise.add_noise(buffers[0].clone(), *buffers[1:], rows_each=2)  # compiled before it is captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            add_noise(buffers[0], *buffers[1:], rows_each=2)
+            noise.add_noise(buffers[0], *buffers[1:], rows_each=2)
         for buffer, value in zip(buffers, later, strict=True):
             if buffer is not None:
                 buffer.copy_(value)

@@ -18,7 +18,7 @@ BLOCK, WARPS = 2048, 4
 
 @triton.jit
 def _log(x):
-    """Of normal positive numbers, to about an ulp. `tl.log` minds all others, for a quarter more instructions in all."""
+    """Of normal positive numbers, to about an ulp. `tl.log` minds all others, by a quarter more instructions."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F2AAAAB) >> 23
     r = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0  # x = (1 + r) * 2**exponent, 2/3 <= 1 + r < 4/3
