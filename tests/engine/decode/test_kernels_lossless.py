@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from tlt_server.engine.cpu.verification import tree_speculative_sampling_target_only
-from tlt_server.engine.decode.sampling import filter_probs
+from tlt_server.engine.sampling.filters import filter_probs
 
 GRID = 6
 EDGES = sorted({Fraction(k, left) for left in range(1, GRID + 1) for k in range(left + 1)})

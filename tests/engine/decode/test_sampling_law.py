@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlt_server.engine.cpu.kernels import top_k_renorm_prob, top_p_renorm_prob
-from tlt_server.engine.decode.sampling import apply_min_new_tokens, filter_probs, stop_token_table
+from tlt_server.engine.sampling.filters import apply_min_new_tokens, filter_probs, stop_token_table
 
 ALL = 1 << 30
 COMBINATIONS = list(product([0.5, 1.0, 2.0], [1, 2, 7, ALL], [0.3, 0.7, 0.95, 1.0], [0.0, 0.1, 0.6, 1.0]))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tlt_server.engine.decode.sampling import filter_probs
+from tlt_server.engine.sampling.filters import filter_probs
 from tlt_server.engine.decode.verify import filter_target_probs, forbid_early_stop, sample_filtered
 
 VOCAB = 12
