@@ -1,14 +1,14 @@
 """One sample: a response is a function of its prompt, its seed and the target, token for token, whatever drafts."""
 
-import threading
-import time
 from collections.abc import Sequence
 
 import pytest
 import torch
-from tlt_client import Client, Rollout, SamplingParams, StrategyUpdate
+from msgspec.structs import replace
+from tlt_client import Client, Rollout, SamplingParams
 
 from tests.server.conftest import DRAFTING, PROMPTS
+from tests.server.test_arms import ANY_ARM
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.sampling.filters import filter_probs
 from tlt_server.engine.sampling.noise import gumbel
@@ -30,9 +30,7 @@ TIE = 1e-4
 
 def asked(count: int, first: int = 0) -> tuple[list[str], list[SamplingParams]]:
     places = range(first, first + count)
-    params = [
-        SamplingParams(max_new_tokens=200, sampling_seed=7919 * i + 3, **KINDS[i % len(KINDS)]) for i in places
-    ]
+    params = [SamplingParams(max_new_tokens=200, sampling_seed=7919 * i + 3, **KINDS[i % len(KINDS)]) for i in places]
     return [PROMPTS[i % len(PROMPTS)] for i in places], params
 
 
@@ -62,3 +60,24 @@ def check(reference: Reference, prompts: list[str], params: list[SamplingParams]
 def test_speculation_changes_no_token(client: Client, reference: Reference) -> None:
     prompts, params = asked(70)
     check(reference, prompts, params, client.generate_batch(prompts, params))
+
+
+@pytest.mark.parametrize("config", ["eagle-arms", "eagle3-arms", "tight-arms", "two-ranks"])
+def test_nor_does_another_arm_at_every_step(client: Client, reference: Reference, config: str) -> None:
+    """Or off, under chunked prefills, retractions, or on two ranks."""
+    client.set_strategy(ANY_ARM)
+    prompts, params = asked(35 if config == "two-ranks" else 105, first=70)
+    check(reference, prompts, params, client.generate_batch(prompts, params))
+
+
+@pytest.mark.parametrize("config", ["eagle-tree", "eagle-arms"])
+def test_a_response_that_is_broken_off_goes_on_as_it_would_have(client: Client, reference: Reference) -> None:
+    prompts, params = asked(14)
+    whole = client.generate_batch(prompts, params)
+    for place, rollout in enumerate(whole):
+        if len(rollout.tokens) < 4:
+            continue
+        kept = rollout.tokens[: len(rollout.tokens) // 2]
+        rest = replace(params[place], max_new_tokens=200 - len(kept))
+        prompt = (*reference.tokens(prompts[place]), *kept)
+        assert client.generate(prompt, rest).tokens == rollout.tokens[len(kept) :]
