@@ -18,6 +18,8 @@ def choose(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Te
         logits: [bs * nodes, vocab], penalties, bias and masks applied; left as they are.
         info: upstream's `SamplingBatchInfo` of the bs requests, with `sampling_seed`.
         positions: [bs * nodes] int64, of each row's own token, after which one is chosen.
+
+    Raises ValueError, on a CPU: a request has nothing to sample from.
     """
     if info.is_all_greedy:
         return logits.argmax(-1)
@@ -28,7 +30,18 @@ def choose(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Te
 
         return noisy_argmax(scaled, info.sampling_seed, positions + 1, nodes)
     noise = gumbel(info.sampling_seed.repeat_interleave(nodes), positions + 1, scaled.shape[1])
-    return noise.add_(scaled).argmax(-1)
+    best, tokens = noise.add_(scaled).max(-1)
+    _check_roots(best.view(-1, nodes)[:, 0])
+    return tokens
+
+
+def _check_roots(best: torch.Tensor) -> None:
+    """A draft may end in a row without a token; the token before it may not."""
+    if len(bad := best.isfinite().logical_not().nonzero()):
+        raise ValueError(
+            f"request {int(bad[0])} of the batch has nothing to sample from: "
+            "look for logits that are not finite, or a mask that forbids all tokens"
+        )
 
 
 def allowed(logits: torch.Tensor, info: Any, nodes: int) -> torch.Tensor:
