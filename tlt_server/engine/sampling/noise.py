@@ -1,10 +1,10 @@
 """Shared noise: the token after a prefix is a function of the prefix, the request's seed and the target alone.
 
-At position t of a sequence, from 0, its prompt included, token i has the noise g(seed, t, i), a standard Gumbel
-variate. The token at t is the argmax of log p_t(i) + g(seed, t, i), which is distributed as p_t (Gumbel-max). Plain
-steps, the nodes of chains and trees and a prefill's first token all take it so; hence a drafted token is accepted if it
-is the one that the target takes at its parent, and no more is random. A drafter that adds the same noise to its own
-logits proposes what the target is going to take (arXiv 2408.07978).
+At position t of a sequence (from 0, prompt included) token i has the noise g(seed, t, i), a standard Gumbel variate.
+The token at t is the argmax of log p_t(i) + g(seed, t, i), which is distributed as p_t (Gumbel-max). Plain steps, the
+nodes of chains and trees and a prefill's first token all take it so; hence a drafted token is accepted if it is the one
+that the target takes at its parent, and no more is random. A drafter that adds the same noise to its own logits
+proposes what the target is going to take (arXiv 2408.07978).
 
 The noise is counter-based: Philox4x32-7 (Salmon et al., 2011: the fewest rounds that pass BigCrush) under the key
 `seed`, at the counter (i // 2, t, 0, 0), gives two numbers of 64 bits, of which token i has one. So many, because a
@@ -45,6 +45,18 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Te
     return torch.from_numpy(gumbel_of(high, low))
 
 
+def gumbel_of(high: Words, low: Words) -> NDArray[np.float32]:
+    """-log(-log(1 - v)) of v = (bits + 1/2) / 2**64, in float32: as exact near 0 as near 1, and finite."""
+    below, above = _fraction(high, low), _fraction(_WORD - high, _WORD - low)  # above: 1 - v
+    upper = below >= 0.5
+    return -np.log(-np.where(upper, np.log(above), np.log1p(-np.where(upper, np.float32(0.5), below))))
+
+
+def _fraction(high: Words, low: Words) -> NDArray[np.float32]:
+    small = (low.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    return (high.astype(np.float32) + small) * np.float32(2.0**-32)
+
+
 def add_noise(
     logits: torch.Tensor,
     seeds: torch.Tensor,
@@ -57,7 +69,8 @@ def add_noise(
 ) -> None:
     """Logits * inverse temperature + noise scale * noise, in place: a drafter's, by whose order it proposes.
 
-    On a GPU nothing waits for a value: a CUDA graph may hold it. All but the rows of logits are contiguous.
+    On a GPU nothing waits for a value: a CUDA graph may hold it. All but the rows of logits are contiguous. What is of
+    each request may be longer than there are requests.
 
     logits:               [bs * rows_each, n] float32
     seeds:                [bs] int64
@@ -71,19 +84,8 @@ def add_noise(
 
         kernels.add_noise(logits, seeds, positions, inverse_temperatures, noise_scales, tokens, rows_each=rows_each)
         return
-    tokens = torch.arange(logits.shape[1]) if tokens is None else tokens
-    seeds, factors, scales = (each.repeat_interleave(rows_each) for each in (seeds, inverse_temperatures, noise_scales))
-    noise = gumbel(seeds, positions, int(tokens.max()) + 1)[:, tokens]
-    logits.mul_(factors[:, None]).add_(noise.mul_(scales[:, None]))
-
-
-def gumbel_of(high: Words, low: Words) -> NDArray[np.float32]:
-    """-log(-log(1 - v)) of v = (bits + 1/2) / 2**64, in float32: as exact near 0 as near 1, and finite."""
-    below, above = _fraction(high, low), _fraction(_WORD - high, _WORD - low)  # above: 1 - v
-    upper = below >= 0.5
-    return -np.log(-np.where(upper, np.log(above), np.log1p(-np.where(upper, np.float32(0.5), below))))
-
-
-def _fraction(high: Words, low: Words) -> NDArray[np.float32]:
-    small = (low.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return (high.astype(np.float32) + small) * np.float32(2.0**-32)
+    of = torch.arange(len(logits)) // rows_each
+    vocab = logits.shape[1] if tokens is None else int(tokens.max()) + 1
+    noise = gumbel(seeds[of], positions, vocab)
+    noise = noise if tokens is None else noise[:, tokens]
+    logits.mul_(inverse_temperatures[of, None]).add_(noise.mul_(noise_scales[of, None]))
