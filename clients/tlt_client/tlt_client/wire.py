@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 WEIGHT_VERSION, TARGET_VERSION = "X-TLT-Weight-Version", "X-TLT-Target-Version"
 """Headers of a request that only certain weights may sample: by the trainer's name for them, by tlt-server's number."""
+SEED = "X-TLT-Seed"
+"""Header of a request: its seed, should its body give none; a decimal number below 2**53."""
 
 _OURS = ("text", "input_ids", "sampling_params", "return_logprob", "rid", "stream")
 _MAX_MESSAGE = 500
@@ -107,6 +109,7 @@ class Meta(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     weight_version: str | None = None
+    seed: int | None = None
     weight_versions: tuple[TargetSpan, ...] = ()
     drafter_versions: tuple[DrafterSpan, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -213,6 +216,7 @@ def build_rollout(
         completion_tokens=meta.completion_tokens,
         cached_tokens=meta.cached_tokens,
         weight_version=meta.weight_version,
+        seed=meta.seed,
         weight_versions=meta.weight_versions,
         drafter_versions=meta.drafter_versions,
         accept_length=_accept_length(meta),

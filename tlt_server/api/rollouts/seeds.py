@@ -1,0 +1,85 @@
+"""The seed of each sample: its request's, or one drawn here, so that all ranks have the same; told in its meta_info.
+
+Sample k, from 0, of prompt j of a request with one seed for n samples of each prompt has the seed
+`sample_seed(seed, j * n + k)`. Where each prompt has sampling parameters of its own, those that give a seed count their
+own samples, `sample_seed(seed, k)`; those without share the drawn seed, as before.
+"""
+
+import secrets
+from collections.abc import Iterator
+from itertools import chain, count
+from typing import Any
+
+import msgspec
+from tlt_client.sampling import sample_seed
+from tlt_client.wire import SEED
+
+from tlt_server.api.rollouts.scope import TOLD
+from tlt_server.errors import BadRequest
+
+FIRST_SAMPLE = "first_sample"
+"""Of sampling parameters, on their way within this process: the index of their first sample, where it is known."""
+_SEEDS = "tlt_seeds"
+"""Of upstream's request for one prompt: the seeds of what is sent for it."""
+DRAWN_BITS = 53
+"""What a double holds, as which some read the numbers of JSON."""
+
+
+def give_seeds(asked: Any, raw: Any) -> None:
+    """Puts a seed into all sampling parameters of a request.
+
+    asked: upstream's `GenerateReqInput` or `EmbeddingReqInput`, normalised. raw: the HTTP request; None: it is the
+    server's own. Raises BadRequest: the header is no seed.
+    """
+    of_prompts = [asked.sampling_params] if asked.is_single else asked.sampling_params[: asked.batch_size]
+    samples, drawn, bases = getattr(asked, "parallel_sample_num", None) or 1, draw(raw), set()
+    alike = all(params is of_prompts[0] for params in of_prompts)
+    for prompt, params in enumerate(of_prompts):
+        own = params.get("sampling_seed")
+        base = drawn if own is None else _in_64_bits(own)
+        default = 0 if own is not None and not alike else prompt * samples
+        first = params.get(FIRST_SAMPLE, default)
+        bases.add(base)
+        seeded = {name: value for name, value in params.items() if name != FIRST_SAMPLE}
+        seeded["sampling_seed"] = sample_seed(base, first)
+        if asked.is_single:
+            asked.sampling_params = seeded
+            continue
+        asked.sampling_params[prompt] = seeded
+        if samples > 1:
+            vars(asked[prompt])[_SEEDS] = _of_samples(base, first)
+    if raw is not None and TOLD in raw.scope and len(bases) == 1:
+        raw.scope[TOLD]["seed"] = bases.pop()
+
+
+def draw(raw: Any) -> int:
+    """A seed for a request that gives none: its header's, of one that may have been sent before, or a new one."""
+    given = None if raw is None else raw.headers.get(SEED)
+    if given is None:
+        return secrets.randbits(DRAWN_BITS)
+    if not (given.isascii() and given.isdecimal() and len(given) <= 16 and int(given) < 2**DRAWN_BITS):
+        raise BadRequest(f"{SEED}: {given[:32]!r} must be a decimal number below 2**{DRAWN_BITS}")
+    return int(given)
+
+
+def seed_sample(state: Any, tokenized: Any) -> None:
+    """One of several samples of a prompt, which upstream makes alike, takes its own seed. state: its `ReqState`."""
+    if (seeds := vars(state.obj).get(_SEEDS)) is not None:
+        seed = next(seeds)
+        state.obj.sampling_params = state.obj.sampling_params | {"sampling_seed": seed}
+        tokenized.sampling_params = msgspec.structs.replace(tokenized.sampling_params, sampling_seed=seed)
+
+
+def seed_of(state: Any) -> int:
+    """Of a sample, by upstream's `ReqState`."""
+    seed: int = state.obj.sampling_params["sampling_seed"]
+    return seed
+
+
+def _of_samples(base: int, first: int) -> Iterator[int]:
+    """Upstream sends the prompt alone first, to have it in the prefix cache, and then its samples."""
+    return chain([base], (sample_seed(base, index) for index in count(first)))
+
+
+def _in_64_bits(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63
