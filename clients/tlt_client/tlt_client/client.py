@@ -87,13 +87,14 @@ class Client:
     def generate_group(
         self, prompt: Prompt, n: int, sampling: SamplingParams | None = None, **asked: "Unpack[Asked]"
     ) -> list[Rollout]:
-        """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes seed + i for sample i."""
+        """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes `sample_seed(seed, i)` for sample i."""
         return self._all(self._session.group(prompt, n, sampling, **asked))
 
     def continue_rollout(
         self, rollout: Rollout, prompt: Sequence[int], sampling: SamplingParams, **asked: "Unpack[AskedAgain]"
     ) -> Rollout:
         """An aborted rollout, sampled to its end: one rollout, with the tokens, logprobs and versions of both parts.
+        Its tokens are those that it would have had, unless weights changed.
 
         prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is. A stop
         string is found in the new part only. InvalidArgument: grammars and penalties look back at sampled tokens.
@@ -109,7 +110,7 @@ class Client:
     ) -> list[Rollout]:
         """`continue_rollout` for each, in order; only those that are not whole are sent.
 
-        Of a group with a sampling_seed, sample i began with seed + i: give `sampling` for each.
+        Each goes on with the seed that it tells, whatever `sampling` says.
         """
         return self._all(self._session.continuations(rollouts, prompts, sampling, **asked))
 

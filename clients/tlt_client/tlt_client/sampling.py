@@ -44,8 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: Mapping[Count, float] | None = None
     """What to add to the logit of a token id."""
     sampling_seed: int | None = None
-    """64 bits. With the prompt and the weights it settles every token; `Rollout.seed` tells a drawn one. Sample i of a
-    group is sent seed + i."""
+    """64 bits. With the prompt and the weights it settles every token; `Rollout.seed` tells a drawn one. Where it is
+    given for a group or a batch, sample i is sent `sample_seed(sampling_seed, i)`."""
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
