@@ -51,7 +51,9 @@ def test_a_group_draws_each_sample_with_its_own_seed(connect: Connect) -> None:
     with serving() as server:
         client = connect(server.url)
         assert [r.text for r in client.generate_group("abc", 3, SamplingParams(sampling_seed=7))] == ["abc"] * 3
-        assert sorted(b["sampling_params"]["sampling_seed"] for b in server.bodies) == sorted(sample_seed(7, i) for i in range(3))
+        assert sorted(b["sampling_params"]["sampling_seed"] for b in server.bodies) == sorted(
+            sample_seed(7, i) for i in range(3)
+        )
         client.generate_group("abc", 2, logprobs=True)
         assert all("sampling_seed" not in b["sampling_params"] and b["return_logprob"] for b in server.bodies[3:])
 

@@ -233,15 +233,11 @@ def _accept_length(meta: Meta) -> float | None:
 
 
 def _spec_counts(meta: Meta) -> SpecCounts | None:
-    accepted = _first(meta.spec_num_correct_drafts, meta.spec_accept_token_num)
-    proposed = _first(meta.spec_num_proposed_drafts, meta.spec_draft_token_num)
+    accepted = meta.spec_accept_token_num if meta.spec_num_correct_drafts is None else meta.spec_num_correct_drafts
+    proposed = meta.spec_draft_token_num if meta.spec_num_proposed_drafts is None else meta.spec_num_proposed_drafts
     if meta.spec_verify_ct is None or accepted is None or proposed is None:
         return None
     return SpecCounts(meta.spec_verify_ct, accepted, proposed)
-
-
-def _first(new: int | None, old: int | None) -> int | None:
-    return old if new is None else new
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
