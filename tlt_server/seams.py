@@ -21,17 +21,13 @@ from tlt_server.engine.cpu.install import (
     start_method,
 )
 from tlt_server.engine.decode.crediting import credit_tokens
-from tlt_server.engine.decode.verify import (
-    filter_target_probs,
-    forbid_early_stop,
-    sample_filtered,
-    settle_end,
-)
+from tlt_server.engine.decode.verify import prepare_nodes, settle_end
 from tlt_server.engine.features.finals import keeps_last_states
 from tlt_server.engine.graphs.capture import capture_stream
 from tlt_server.engine.loading.unpickling import unpickled
 from tlt_server.engine.rendezvous import loopback_store
 from tlt_server.engine.requests.eras import name_era
+from tlt_server.engine.sampling.seeds import seeds_of
 from tlt_server.keys import Keys, described
 from tlt_server.metrics import count_verified
 
@@ -46,6 +42,7 @@ __all__ = [
     "apply_token_bitmask",
     "capture_stream",
     "check_request",
+    "choose_nodes",
     "count_verified",
     "create_attention_backend",
     "credit_tokens",
@@ -57,13 +54,13 @@ __all__ = [
     "draft_extend_backends",
     "draft_worker_class",
     "eagle_worker_class",
-    "filter_target_probs",
-    "forbid_early_stop",
     "install",
     "keeps_last_states",
     "loopback_store",
     "name_era",
-    "sample_filtered",
+    "prepare_nodes",
+    "sampler",
+    "seeds_of",
     "send_features",
     "sendable",
     "settle_end",
@@ -119,6 +116,20 @@ def eagle_worker_class() -> type:
     from tlt_server.engine.decode.worker import EagleWorker
 
     return EagleWorker
+
+
+def sampler() -> Any:
+    """What samples after a prefill and a plain step."""
+    from tlt_server.engine.sampling.choice import OneSampler
+
+    return OneSampler()
+
+
+def choose_nodes(logits: Any, sampling_info: Any, positions: Any) -> Any:
+    """The token after each node of a batch's trees."""
+    from tlt_server.engine.sampling.choice import choose_nodes
+
+    return choose_nodes(logits, sampling_info, positions)
 
 
 def send_features(result: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tlt_server.demo.lossless import REST, Tokens, enumerate_law, p_value
-from tlt_server.engine.decode.sampling import filter_probs
+from tlt_server.engine.sampling.filters import filter_probs
 
 Logits = Callable[[Sequence[Tokens]], torch.Tensor]
 """From n equally long token sequences to the logits of what follows each, [n, vocab] float32."""

@@ -20,7 +20,7 @@ from benchmarks.lib.laws import Case, cases, law, p_values, rounding_shift
 from benchmarks.models import peaked
 from tlt_server.demo.lossless import REST, Tokens
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.decode.sampling import filter_probs
+from tlt_server.engine.sampling.filters import filter_probs
 
 VOCAB, SAMPLES = 48, 4_000
 

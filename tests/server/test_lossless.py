@@ -10,7 +10,7 @@ from tlt_client import Client, SamplingParams, StrategyUpdate
 from tests.server.conftest import DRAFTING, PROMPTS, Servers, greedy
 from tlt_server.demo.lossless import Tokens, enumerate_law, p_value
 from tlt_server.demo.reference import Reference
-from tlt_server.engine.decode.sampling import filter_probs
+from tlt_server.engine.sampling.filters import filter_probs
 
 pytestmark = pytest.mark.server
 

@@ -13,27 +13,27 @@ from tlt_server.engine.requests.continued import GENERATED
 NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 
 
-def settle_request(request: Any, raw: Any) -> None:
+def settle_request(obj: Any, raw: Any) -> None:
     """Writes into a request's sampling parameters what is not upstream's: seeds, and what was generated before.
 
-    request: upstream's, of one prompt or several, normalised. raw: the HTTP request; None: it is the server's own.
+    obj: upstream's, of one prompt or several, normalised. raw: the HTTP request; None: it is the server's own.
     """
-    give_seeds(request, raw)
+    give_seeds(obj, raw)
     generated = None if raw is None else raw.scope.get(PARSED, {}).get(GENERATED)
     if generated is None:
         return
-    prompts = [request] if request.is_single else [request[i] for i in range(request.batch_size)]
+    prompts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
     counts = generated if isinstance(generated, list) else [generated] * len(prompts)
     for prompt, count in zip(prompts, counts, strict=True):
         _continue(prompt, count or 0)
 
 
-def _continue(prompt: Any, generated: int) -> None:
+def _continue(obj: Any, generated: int) -> None:
     """Upstream counts `min_new_tokens` from the end of the input; here it counts from where the response began."""
-    params = prompt.sampling_params
+    params = obj.sampling_params
     custom = (params.get("custom_params") or {}) | {GENERATED: generated}
     least = max((params.get("min_new_tokens") or 0) - generated, 0)
-    prompt.sampling_params = params | {"custom_params": custom, "min_new_tokens": least}
+    obj.sampling_params = params | {"custom_params": custom, "min_new_tokens": least}
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:

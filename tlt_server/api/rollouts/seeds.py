@@ -25,14 +25,14 @@ DRAWN_BITS = 53
 """What a double holds, as which some read the numbers of JSON."""
 
 
-def give_seeds(asked: Any, raw: Any) -> None:
+def give_seeds(obj: Any, raw: Any) -> None:
     """Puts a seed into all sampling parameters of a request.
 
-    asked: upstream's `GenerateReqInput` or `EmbeddingReqInput`, normalised. raw: the HTTP request; None: it is the
+    obj: upstream's `GenerateReqInput` or `EmbeddingReqInput`, normalised. raw: the HTTP request; None: it is the
     server's own. Raises BadRequest: the header is no seed.
     """
-    of_prompts = [asked.sampling_params] if asked.is_single else asked.sampling_params[: asked.batch_size]
-    samples, drawn, bases = getattr(asked, "parallel_sample_num", None) or 1, draw(raw), set()
+    of_prompts = [obj.sampling_params] if obj.is_single else obj.sampling_params[: obj.batch_size]
+    samples, drawn, bases = getattr(obj, "parallel_sample_num", None) or 1, draw(raw), set()
     alike = all(params is of_prompts[0] for params in of_prompts)
     for prompt, params in enumerate(of_prompts):
         own = params.get("sampling_seed")
@@ -42,12 +42,12 @@ def give_seeds(asked: Any, raw: Any) -> None:
         bases.add(base)
         seeded = {name: value for name, value in params.items() if name != FIRST_SAMPLE}
         seeded["sampling_seed"] = sample_seed(base, first)
-        if asked.is_single:
-            asked.sampling_params = seeded
+        if obj.is_single:
+            obj.sampling_params = seeded
             continue
-        asked.sampling_params[prompt] = seeded
+        obj.sampling_params[prompt] = seeded
         if samples > 1:
-            vars(asked[prompt])[_SEEDS] = _of_samples(base, first)
+            vars(obj[prompt])[_SEEDS] = _of_samples(base, first)
     if raw is not None and TOLD in raw.scope and len(bases) == 1:
         raw.scope[TOLD]["seed"] = bases.pop()
 
@@ -62,12 +62,12 @@ def draw(raw: Any) -> int:
     return int(given)
 
 
-def seed_sample(state: Any, tokenized: Any) -> None:
+def seed_sample(state: Any, req: Any) -> None:
     """One of several samples of a prompt, which upstream makes alike, takes its own seed. state: its `ReqState`."""
     if (seeds := vars(state.obj).get(_SEEDS)) is not None:
         seed = next(seeds)
         state.obj.sampling_params = state.obj.sampling_params | {"sampling_seed": seed}
-        tokenized.sampling_params = msgspec.structs.replace(tokenized.sampling_params, sampling_seed=seed)
+        req.sampling_params = msgspec.structs.replace(req.sampling_params, sampling_seed=seed)
 
 
 def seed_of(state: Any) -> int:

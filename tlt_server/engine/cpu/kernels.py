@@ -16,8 +16,7 @@ from tlt_server.engine.cpu.cache import (
     rotate_input_ids_cpu,
 )
 from tlt_server.engine.cpu.tree import build_tree_kernel_efficient_cpu
-from tlt_server.engine.cpu.verification import tree_speculative_sampling_target_only, verify_tree_greedy_cpu
-from tlt_server.engine.decode.sampling import top_k_renorm_prob, top_p_renorm_prob
+from tlt_server.engine.cpu.verification import verify_tree_greedy_cpu
 
 __all__ = [
     "assign_draft_cache_locs_contiguous_cpu",
@@ -28,8 +27,5 @@ __all__ = [
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
     "rotate_input_ids_cpu",
-    "top_k_renorm_prob",
-    "top_p_renorm_prob",
-    "tree_speculative_sampling_target_only",
     "verify_tree_greedy_cpu",
 ]

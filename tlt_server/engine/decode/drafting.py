@@ -3,7 +3,11 @@
 from copy import copy
 from typing import Any
 
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+from tlt_server.engine.sampling.drafts import DraftNoise
 
 
 class Drafting(EagleDraftWorker):
@@ -12,15 +16,55 @@ class Drafting(EagleDraftWorker):
     The candidates of all requests must be equally wide, whatever arm each was decoded with last: requests meet in a
     batch, and under overlap candidates wait in one buffer. They are sorted, so that the first of them are the best.
 
+    Whatever reads the drafter's logits, to choose children or to score them, reads them with the noise that the target
+    is going to choose by.
+
     widest: in branches, of all arms.
+    noise: of the batch; from `add_noise` on.
     """
 
     widest = 1
+    noise: DraftNoise
     topk: int
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
+    def add_noise(self) -> None:
+        """Once pools are there, and before anything is captured."""
+        self.noise = DraftNoise(self.req_to_token_pool.req_to_token.shape[0], self.device)
+        forward = self.draft_runner.forward
+
+        def noisy(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+            result = forward(forward_batch, *args, **kwargs)
+            self.make_noisy(result.logits_output.next_token_logits, forward_batch)
+            return result
+
+        # override: upstream's draft worker chooses children from what its model runner returns
+        self.draft_runner.forward = noisy
+
+    def make_noisy(self, logits: torch.Tensor | None, forward_batch: ForwardBatch) -> None:
+        """The drafter's logits after a pass, in place: those that children are chosen from."""
+        if logits is None or not len(logits):
+            return
+        mode, positions, bs = forward_batch.forward_mode, forward_batch.positions, forward_batch.batch_size
+        if mode == ForwardMode.DRAFT_EXTEND_V2:  # of each request, the row after what was accepted
+            rows = torch.arange(0, len(logits), len(logits) // bs, device=logits.device)
+            rows += forward_batch.spec_info.num_accept_tokens - 1
+            chosen, at = logits[rows], positions[rows]
+            self.noise.compare(chosen, at, forward_batch.req_pool_indices, self.hot_token_id)
+            self.noise.add(chosen, at, 1, self.hot_token_id)
+            logits[rows] = chosen
+        elif mode == ForwardMode.EXTEND:  # a prefill, or catching up: the last row of each request
+            self.noise.add(logits, forward_batch.seq_lens - 1, 1, self.hot_token_id)
+        else:
+            self.noise.add(logits, positions, len(logits) // bs, self.hot_token_id)
+
+    def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.noise.follow(batch.sampling_info)
+        return super()._draft_extend_for_prefill(batch, *args, **kwargs)
+
     def draft(self, batch: Any) -> Any:
+        self.noise.follow(batch.sampling_info)
         proposal = batch.spec_info
         if proposal.topk_p.shape[1] > self.topk:
             proposal.topk_p = proposal.topk_p[:, : self.topk].contiguous()
@@ -51,6 +95,9 @@ class Drafting(EagleDraftWorker):
         result: of a `GenerationBatchResult` `next_token_ids`, [bs * rows], `logits_output.hidden_states`, [bs * rows,
             width], and `accept_lens`, [bs] int32, at least 1; its `next_draft_input` gets the proposal.
         """
+        self.noise.follow(batch.sampling_info)
+        first = result.next_token_ids.view(len(batch.seq_lens), -1)[:, 0]
+        self.noise.tell(first, batch.seq_lens + 1, batch.req_pool_indices)
         topk, nodes = self.topk, self.speculative_num_draft_tokens
         self.topk, self.speculative_num_draft_tokens = self.widest, self.rows
         super()._draft_extend_for_decode(batch, result)

@@ -107,6 +107,7 @@ class Missed:
         places = torch.tensor(behind).to(batch.device, non_blocking=True)
         extend = self._extend(batch, behind, places, [counts[place] for place in behind])
         draft = self._worker.draft_worker
+        draft.noise.follow(batch.sampling_info, places)
         forward_batch = ForwardBatch.init_new(
             extend,
             draft.draft_runner,

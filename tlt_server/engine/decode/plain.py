@@ -13,19 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_tp_group
-from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner.eager_runner import EagerRunner
-from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from tlt_server.engine.decode.missed import Missed
-from tlt_server.engine.decode.verify import forbid_early_stop, sample_filtered
+from tlt_server.engine.decode.verify import forbid_early_stop
 from tlt_server.engine.graphs.capture import changed
 from tlt_server.engine.graphs.planning import plan_decodes
 from tlt_server.engine.graphs.workspace import trim
@@ -33,7 +30,7 @@ from tlt_server.engine.graphs.workspace import trim
 
 class PlainSteps:
     """The plain decode steps of an EAGLE worker whose pools and attention backends are ready. Its model runner is a
-    copy: same weights, same pools; a sampler, an attention backend and CUDA graphs of its own."""
+    copy: same weights, pools and sampler; an attention backend and CUDA graphs of its own."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -42,7 +39,6 @@ class PlainSteps:
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
         # override: of a copy: its passes, and their CUDA graphs, hand out all hidden states
         runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
-        runner.sampler = OneLaw()
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
         plan_decodes(runner.attn_backend)
@@ -117,43 +113,7 @@ class PlainSteps:
         )
         if forward_batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs[:, None]
-        group = get_tp_group()
-        if group.world_size > 1 and not info.is_all_greedy:  # ranks may round differently: one of them decides
-            group.broadcast(tokens, src=0)
         return tokens
-
-
-class OneLaw(Sampler):
-    """Upstream's sampler, by the one law of filters (sampling.py), and with fewer kernels where nobody asks for any."""
-
-    def forward(self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any) -> torch.Tensor:
-        if return_logprob or self.enable_deterministic or not is_unfiltered(sampling_info):
-            tokens: torch.Tensor = super().forward(logits_output, sampling_info, return_logprob, *others)
-            return tokens
-        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
-        return race(logits.div_(sampling_info.temperatures))
-
-    def _sample_from_probs(
-        self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
-    ) -> torch.Tensor:
-        if simple_sampling_case or get_exec().kernel.sampling_backend == "flashinfer":
-            drawn: torch.Tensor = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
-            return drawn
-        return sample_filtered(probs, sampling_info)
-
-
-def is_unfiltered(info: Any) -> bool:
-    """Whether all of a batch, by upstream's `SamplingBatchInfo`, is drawn from the whole distribution, unseeded, and
-    nobody wants to know what could have been drawn."""
-    filters = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
-    wanted = info.sampling_seed is not None or any(info.return_sampling_masks or ())
-    return not (info.is_all_greedy or filters or wanted)
-
-
-def race(logits: torch.Tensor) -> torch.Tensor:
-    """One draw from the softmax of each row: [bs, vocab] float32 to [bs] int32. The greatest of logits with Gumbel
-    noise, which is the negative logarithm of exponential noise."""
-    return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1).to(torch.int32)
 
 
 def leave_out(pool: Any, places: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
-"""What the fork changes in verification, so that speculation samples exactly what plain decoding samples.
+"""What the fork changes in verification: logits as plain decoding has them after each node, and where responses end.
 
-Upstream's `eagle_sample` ignores min_p, applies top-k and top-p one after the other, judges min_new_tokens once for the
-whole tree, and does not always find the token that ends a response among several.
+Upstream's `eagle_sample` judges min_new_tokens once for the whole tree, and does not always find the token that ends a
+response among several. What is taken after a node says engine/sampling/choice.py.
 """
 
 from collections.abc import Sequence
@@ -10,36 +10,15 @@ from typing import Any
 
 import torch
 
-from tlt_server.engine.decode.sampling import apply_min_new_tokens, filter_probs, stop_token_table
+from tlt_server.engine.sampling.filters import apply_min_new_tokens, stop_token_table
 
 
-def filter_target_probs(probs: torch.Tensor, sampling_info: Any, verify_input: Any) -> torch.Tensor:
-    """The target's filtered distribution at every node of every request's tree.
+def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
+    """What plain decoding does to logits before bias and grammar, after each node; in place.
 
-    probs: [bs * num_draft_tokens, vocab] float32, after temperature. sampling_info: upstream's `SamplingBatchInfo`.
-    Returns the same shape, filtered by each request's top_k, top_p and min_p, renormalised.
+    logits: [bs * num_draft_tokens, vocab]. verify_input: upstream's `EagleVerifyInput`. batch: its `ScheduleBatch`.
     """
-    nodes = verify_input.draft_token_num
-    return filter_probs(probs, *(f if f is None else f.repeat_interleave(nodes) for f in _filters(sampling_info)))
-
-
-def sample_filtered(probs: torch.Tensor, sampling_info: Any) -> torch.Tensor:
-    """Plain decoding's draw under filters, by the same law as verification: [bs] int32 token ids.
-
-    Upstream's flashinfer sampler filters jointly, except in a batch where any request asks for min_p: there it filters
-    one after the other, so that what a request samples depends on its neighbours.
-    """
-    kept = filter_probs(probs, *_filters(sampling_info))
-    return torch.multinomial(kept, num_samples=1).view(-1).to(torch.int32)
-
-
-def _filters(info: Any) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Each request's top_k, top_p and min_p, [bs] each; None where no request of the batch needs it."""
-    return (
-        info.top_ks if info.need_top_k_sampling else None,
-        info.top_ps if info.need_top_p_sampling else None,
-        info.min_ps if info.need_min_p_sampling else None,
-    )
+    forbid_early_stop(logits, verify_input.positions, batch.reqs)
 
 
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:

@@ -16,7 +16,6 @@ from tlt_server.config import Arm, ServerConfig, arms_of
 from tlt_server.engine.decode.arms import Arms
 from tlt_server.engine.decode.missed import PASSES
 from tlt_server.engine.decode.plain import PlainSteps
-from tlt_server.engine.decode.sampling import compile_filters
 from tlt_server.engine.decode.timing import pass_timings, tell, timings
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
@@ -62,6 +61,7 @@ class EagleWorker(EAGLEWorkerV2):
         super().init_attention_backends()
         self.all_arms = arms_of(self.server_args)
         self._draft_worker.widest = self.topk
+        self._draft_worker.add_noise()
         config = ServerConfig.from_environment()
         self.finds_arms = config.finds_arms and len(self.all_arms) > 1
         budget = None if config.graph_memory_gb is None else config.graph_memory_gb * 1e9
@@ -77,7 +77,6 @@ class EagleWorker(EAGLEWorkerV2):
         with self._graphs.captures.capturing(PLAIN, (), 1) as made:
             self._plain = PlainSteps(self)
             made.append(self._plain.runner.decode_cuda_graph_runner)
-        compile_filters(self._target_worker.model_runner.device)
         self._last: Choice = None
         largest = self._target_worker.model_runner.max_running_requests
         self.captured = self._graphs.captured(largest)

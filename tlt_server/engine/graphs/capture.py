@@ -155,13 +155,13 @@ class Graphs:
 
     def draft_extend(self, arm: Arm) -> Pass:
         """The drafter's pass over what can have been accepted, a path through the tree."""
-        from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
+        from tlt_server.engine.graphs.extending import DraftExtendGraphs
 
         with self._making(DRAFT_EXTEND, arm, arm.path) as made:
             attention = self._trimmed(self._backends(arm).create_draft_extend_backend())
             plan_extends(attention, arm.path)
             if self._every and _can_extend_in_graph(attention):
-                made.append(EAGLEDraftExtendCudaGraphRunner(self._draft, draft_extend_attn_backend=attention))
+                made.append(DraftExtendGraphs(self._draft, draft_extend_attn_backend=attention))
         return Pass(attention, *made or [None])
 
     def _backends(self, arm: Arm) -> Any:

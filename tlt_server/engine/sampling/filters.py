@@ -97,16 +97,6 @@ def compile_filters(device: str) -> None:
     filter_probs(even, top_ks=torch.ones(1, dtype=torch.int32, device=device), top_ps=torch.ones(1, device=device))
 
 
-def top_k_renorm_prob(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """`filter_probs` by top-k alone, under the name that upstream imports. Applied with top-p in turn: not our law."""
-    return filter_probs(probs, top_ks=top_k)
-
-
-def top_p_renorm_prob(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """`filter_probs` by top-p alone, under the name that upstream imports. Applied after top-k: not our law."""
-    return filter_probs(probs, top_ps=top_p)
-
-
 def stop_token_table(stop_token_ids: Sequence[Collection[int]]) -> torch.Tensor:
     """Each request's stop tokens as a row of [bs, most of any request] int64, -1 where a request has fewer."""
     width = max(map(len, stop_token_ids), default=0)

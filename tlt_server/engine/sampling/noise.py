@@ -1,6 +1,6 @@
 """Shared noise: the token after a prefix is a function of the prefix, the request's seed and the target alone.
 
-At position t of a sequence, from 0, its prompt included, token i has the noise g(seed, t, i), a standard Gumbel variate.
+At position t of a sequence (from 0, prompt included) token i has the noise g(seed, t, i), a standard Gumbel variate.
 The token at t is the argmax of log p_t(i) + g(seed, t, i), which is distributed as p_t (Gumbel-max). Plain steps, the
 nodes of chains and trees and a prefill's first token all take it so; hence a drafted token is accepted if it is the one
 that the target takes at its parent, and no more is random. A drafter that adds the same noise to its own logits
@@ -37,7 +37,7 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words],
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """The noise of every token at each row's position: [rows] int64, [rows] int64 to [rows, vocab] float32, on a CPU."""
+    """The noise of every token at each row's position: two of [rows] int64 to [rows, vocab] float32, on a CPU."""
     key, at = (each.numpy().astype(np.uint64)[:, None] for each in (seeds, positions))
     pairs, zero = np.arange((vocab + 1) // 2, dtype=np.uint64), np.uint64(0)
     words = philox((pairs, at & _WORD, zero, zero), (key & _WORD, key >> _HALF))  # type: ignore[arg-type]
@@ -55,3 +55,37 @@ def gumbel_of(high: Words, low: Words) -> NDArray[np.float32]:
 def _fraction(high: Words, low: Words) -> NDArray[np.float32]:
     small = (low.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     return (high.astype(np.float32) + small) * np.float32(2.0**-32)
+
+
+def add_noise(
+    logits: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    inverse_temperatures: torch.Tensor,
+    noise_scales: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+    *,
+    rows_each: int,
+) -> None:
+    """Logits * inverse temperature + noise scale * noise, in place: a drafter's, by whose order it proposes.
+
+    On a GPU nothing waits for a value: a CUDA graph may hold it. All but the rows of logits are contiguous. What is of
+    each request may be longer than there are requests.
+
+    logits:               [bs * rows_each, n] float32
+    seeds:                [bs] int64
+    positions:            [bs * rows_each] int64, of the token that is proposed
+    inverse_temperatures: [bs] float32
+    noise_scales:         [bs] float32; 0: no noise
+    tokens:               [n] int64, the target's token of each column; None: the column itself
+    """
+    if logits.is_cuda:
+        from tlt_server.engine.sampling import kernels
+
+        kernels.add_noise(logits, seeds, positions, inverse_temperatures, noise_scales, tokens, rows_each=rows_each)
+        return
+    of = torch.arange(len(logits)) // rows_each
+    vocab = logits.shape[1] if tokens is None else int(tokens.max()) + 1
+    noise = gumbel(seeds[of], positions, vocab)
+    noise = noise if tokens is None else noise[:, tokens]
+    logits.mul_(inverse_temperatures[of, None]).add_(noise.mul_(noise_scales[of, None]))
