@@ -180,7 +180,7 @@ def test_what_is_no_seed_is_refused_in_a_line(path: str, seed: Any) -> None:
     ],
 )
 def test_a_seed_of_another_dialect_is_refused_with_its_name_here(path: str, body: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="here it is|goes into sampling_params"):
+    with pytest.raises(BadRequest, match=r"here it is|goes into sampling_params"):
         accept(path, body)
 
 

@@ -1,7 +1,7 @@
 """Requests for responses: passed on byte by byte, to one member whose weights are the fleet's.
 
 One is sent a second time only if the member refused it before it sampled, or is known to be dead, and nothing of its
-answer has gone out: never because it takes long. One that gives no seed is given one here, which both members sample by.
+answer has gone out: never because it takes long. One that gives no seed is given one here, which both members have.
 """
 
 import asyncio

@@ -15,7 +15,6 @@ from tlt_client.sampling import sample_seed
 from tlt_client.wire import SEED
 
 from tlt_server.api.rollouts.scope import TOLD
-from tlt_server.errors import BadRequest
 
 FIRST_SAMPLE = "first_sample"
 """Of sampling parameters, on their way within this process: the index of their first sample, where it is known."""
@@ -29,7 +28,7 @@ def give_seeds(obj: Any, raw: Any) -> None:
     """Puts a seed into all sampling parameters of a request.
 
     obj: upstream's `GenerateReqInput` or `EmbeddingReqInput`, normalised. raw: the HTTP request; None: it is the
-    server's own. Raises BadRequest: the header is no seed.
+    server's own. Raises ValueError, which upstream answers with status 400: the header is no seed.
     """
     of_prompts = [obj.sampling_params] if obj.is_single else obj.sampling_params[: obj.batch_size]
     samples, drawn, bases = getattr(obj, "parallel_sample_num", None) or 1, draw(raw), set()
@@ -58,7 +57,7 @@ def draw(raw: Any) -> int:
     if given is None:
         return secrets.randbits(DRAWN_BITS)
     if not (given.isascii() and given.isdecimal() and len(given) <= 16 and int(given) < 2**DRAWN_BITS):
-        raise BadRequest(f"{SEED}: {given[:32]!r} must be a decimal number below 2**{DRAWN_BITS}")
+        raise ValueError(f"{SEED}: {given[:32]!r} must be a decimal number below 2**{DRAWN_BITS}")
     return int(given)
 
 
