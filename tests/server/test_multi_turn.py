@@ -45,7 +45,7 @@ def test_a_turn_finds_those_before_it_in_the_cache(said: Said) -> None:
             assert before.prompt_tokens <= after.cached_tokens < after.prompt_tokens
 
 
-def test_seeds_that_are_ignored_are_named(said: Said) -> None:
+def test_nothing_that_a_turn_asks_is_ignored(said: Said) -> None:
     assert {turn.ignored for _, turns, _ in said for turn in turns} == {()}
 
 

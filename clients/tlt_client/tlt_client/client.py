@@ -97,7 +97,8 @@ class Client:
         Its tokens are those that it would have had, unless weights changed.
 
         prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is. A stop
-        string is found in the new part only. InvalidArgument: grammars and penalties look back at sampled tokens.
+        string is found in the new part only. Grammars and penalties look back at sampled tokens: InvalidArgument, if
+        the rollout tells no seed, since a server that tells none does not count what it is sent.
         """
         return self._run(self._session.rollout(self._session.continuation(rollout, prompt, sampling, **asked)))
 

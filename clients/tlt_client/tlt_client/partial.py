@@ -15,8 +15,8 @@ LOOKS_BACK = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0),
     "repetition_penalty": 1,
 }
-"""By these the server judges a token by those that it has sampled, and it takes what it is sent for a prompt. With the
-value at which each does nothing."""
+"""By these a server judges a token by those that it has sampled; SGLang's own takes what it is sent for a prompt. With
+the value at which each does nothing."""
 
 
 def left_of(begun: Rollout, sampling: SamplingParams) -> tuple[Rollout, SamplingParams]:
@@ -28,7 +28,7 @@ def left_of(begun: Rollout, sampling: SamplingParams) -> tuple[Rollout, Sampling
     """
     if not begun.aborted:
         return begun, sampling
-    for name, neutral in LOOKS_BACK.items():
+    for name, neutral in LOOKS_BACK.items() if begun.seed is None else ():
         if getattr(sampling, name) not in (None, neutral):
             raise InvalidArgument(f"{name} looks back at sampled tokens, which a continued rollout sends as its prompt")
     had, limit = len(begun.tokens), sampling.max_new_tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 from tlt_server.api.rollouts.scope import PARSED
 from tlt_server.api.rollouts.seeds import give_seeds
-from tlt_server.engine.requests.continued import GENERATED
+from tlt_server.engine.requests.continued import GENERATED, generated_tokens
 
 NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 
@@ -44,9 +44,11 @@ def check_request(request: Any, params: Any, manager: Any) -> None:
     request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
     Raises ValueError: which upstream answers with status 400.
     """
-    if manager.server_args.speculative_algorithm is None:
-        return
     asked = [f"{name}={getattr(params, name)}" for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
+    if manager.server_args.speculative_algorithm is None:
+        if asked and generated_tokens(params):
+            raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} on a server with --no-speculation")
+        return
     asked += [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:
         raise ValueError(
