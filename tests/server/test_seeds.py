@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tlt_client import Client, Rollout, SamplingParams, sample_seed
+from msgspec.structs import replace
+from tlt_client import Client, FinishReason, Rollout, SamplingParams, sample_seed
 
 from tests.server.conftest import PROMPTS
 
@@ -13,6 +14,7 @@ LENGTH, VOCABULARY = 24, 295
 SHORT = {"max_new_tokens": LENGTH, "ignore_eos": True}
 Ask = Callable[..., Any]
 
+pytestmark = pytest.mark.server
 chains = pytest.mark.server("eagle-chain")
 of_vllm = pytest.mark.server("vllm")
 
@@ -39,7 +41,7 @@ def again(client: Client) -> Callable[[int, str], tuple[int, ...]]:
     return sample
 
 
-@chains
+@pytest.mark.parametrize("config", ["eagle-chain", "two-replicas"])
 def test_every_sample_has_the_seed_that_is_documented(ask: Ask, again: Any) -> None:
     answers = ask("/generate", text=PROMPTS[:2], sampling_params=SHORT | {"n": 3, "sampling_seed": -5})
     seeds = [answer["meta_info"]["seed"] for answer in answers]
@@ -107,28 +109,42 @@ def test_a_minimum_counts_what_was_generated_before(ask: Ask) -> None:
     assert [tokens[:-1] for tokens in given] == [[8] * 4, [8] * 3, [8] * 2]
 
 
+CUT: dict[str, dict[str, Any]] = {
+    "a minimum": {"min_new_tokens": 60, "max_new_tokens": 120},
+    "a grammar": {"regex": r"([0-9]{3}[a-z]{2}\.){6}", "max_new_tokens": 40},
+    "a stop string": {"stop": "", "max_new_tokens": 60, "ignore_eos": True},
+    "a drawn seed": {"sampling_seed": None, "max_new_tokens": 60, "temperature": 1.3, "ignore_eos": True},
+}
+
+
 @chains
-def test_a_rollout_that_was_cut_goes_on_as_it_would_have(client: Client) -> None:
-    params = SamplingParams(sampling_seed=21, max_new_tokens=120, min_new_tokens=60)
-    prompt = [int(token) for token in client.generate(PROMPTS[2], params).tokens[:20]]
+@pytest.mark.parametrize("kind", CUT)
+def test_a_rollout_that_was_cut_goes_on_as_it_would_have(client: Client, kind: str) -> None:
+    asked = {"sampling_seed": 21} | CUT[kind]
+    prompt = client.generate(PROMPTS[2], SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=0)).tokens
+    if "stop" in asked:
+        text = client.generate(prompt, SamplingParams(**asked | {"stop": None})).text
+        asked["stop"] = text[20:26]
+    params = SamplingParams(**asked)
     whole = client.generate(prompt, params)
-    for at in (1, 7, len(whole.tokens) - 1):
-        cut = replace_tokens(whole, at)
-        assert client.continue_rollout(cut, prompt, params).tokens == whole.tokens
+    assert len(whole.tokens) > 4
+    for at in (1, 3, len(whole.tokens) - 2, len(whole.tokens) - 1):
+        on = client.continue_rollout(cut(whole, at), prompt, params)
+        assert (on.tokens, on.finish_reason, on.seed) == (whole.tokens, whole.finish_reason, whole.seed)
 
 
-def replace_tokens(rollout: Rollout, at: int) -> Rollout:
+def cut(rollout: Rollout, at: int) -> Rollout:
     """As an abort leaves it."""
-    from msgspec.structs import replace
-    from tlt_client import FinishReason
+    less = {"tokens": rollout.tokens[:at], "completion_tokens": at, "weight_versions": (), "drafter_versions": ()}
+    return replace(rollout, finish_reason=FinishReason("abort"), **less)
 
-    return replace(
-        rollout,
-        tokens=rollout.tokens[:at],
-        completion_tokens=at,
-        finish_reason=FinishReason("abort"),
-        weight_versions=(),
-    )
+
+@chains
+def test_what_a_grammar_does_not_allow_cannot_go_on_under_it(ask: Ask) -> None:
+    params = {"regex": "[0-9]{4}", "max_new_tokens": 4}
+    letters = ask("/tokenize", prompt="ab")["tokens"]
+    said = ask("/generate", status=400, input_ids=[5, *letters], generated_tokens=2, sampling_params=params)
+    assert said["error"]["message"].startswith("generated_tokens: the request's grammar does not allow these 2: ")
 
 
 @of_vllm

@@ -96,9 +96,9 @@ class Client:
         """An aborted rollout, sampled to its end: one rollout, with the tokens, logprobs and versions of both parts.
         Its tokens are those that it would have had, unless weights changed.
 
-        prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is. A stop
-        string is found in the new part only. Grammars and penalties look back at sampled tokens: InvalidArgument, if
-        the rollout tells no seed, since a server that tells none does not count what it is sent.
+        prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is.
+        A server that tells no seed does not know that it goes on: it finds stop strings in the new part only, and by
+        grammars and penalties, which look back at sampled tokens, it is InvalidArgument.
         """
         return self._run(self._session.rollout(self._session.continuation(rollout, prompt, sampling, **asked)))
 

@@ -3,6 +3,9 @@
 What a request says of that travels in its `custom_params`, which upstream hands to the scheduler as they are.
 """
 
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 GENERATED = "generated_tokens"
@@ -18,6 +21,30 @@ def prompt_length(req: Any) -> int:
     """Tokens of the prompt alone, by a scheduler's request: what follows them in its input ids was sampled before."""
     # upstream replaces the input of a request that is refused here
     return max(len(req.origin_input_ids) - generated_tokens(req.sampling_params), 0)
+
+
+@contextmanager
+def with_generated(req: Any, new_tokens: int) -> Iterator[None]:
+    """Inside, a request's output begins with what was sampled before, as far as its stop strings and patterns look back
+    from the `new_tokens` of a step."""
+    params = req.sampling_params
+    reach = max(params.stop_str_max_len, params.stop_regex_max_len) + new_tokens
+    count = min(generated_tokens(params), reach)
+    if count == 0 or len(req.output_ids) > reach or not (params.stop_strs or params.stop_regex_strs):
+        yield
+        return
+    req.output_ids[:0] = array("q", req.origin_input_ids[-count:])
+    # override: of one request, as long as its end is judged
+    params.max_new_tokens += count
+    yield
+    del req.output_ids[:count]
+    # override: as it was
+    params.max_new_tokens -= count
+    if req.finished_len is not None:
+        req.finished_len -= count
+    if (limit := req.finished_reason) is not None and hasattr(limit, "length"):
+        # override: likewise
+        limit.length -= count
 
 
 def read_generated(req: Any) -> None:
