@@ -1,4 +1,4 @@
-"""The GPU's kernels, without a GPU: by Triton's interpreter, in a process of its own, as it must be chosen at import."""
+"""The GPU's kernels, without a GPU: by Triton's interpreter, in a process of its own: it is chosen at import."""
 
 import os
 import subprocess
@@ -16,9 +16,10 @@ def test_kernels_agree_with_the_reference() -> None:
     words = [sys.executable, "-m", "tests.engine.sampling.gpu_kernels", "--small"]
     ended = subprocess.run(words, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count("right") > 50
+    assert all(kind in ended.stdout for kind in KINDS)
 
 
+@pytest.mark.slow
 def test_the_reference_needs_no_triton() -> None:
     """As on machines that have none."""
     program = "import sys; sys.modules['triton'] = None; import tlt_server.engine.sampling.noise"

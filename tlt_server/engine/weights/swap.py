@@ -70,8 +70,7 @@ class DrafterWeights:
         others += self._target_vocab  # t2d has a byte for each token
         # what a file of these tensors may have at most: all of it in float64
         self._most = 8 * (sum(math.prod(spec.shape) for spec in specs) + others) + MOST_HEADER
-        self._hot: torch.Tensor | None = draft_worker.hot_token_id
-        self._draft_worker = draft_worker
+        self._draft_worker, self._hot = draft_worker, draft_worker.hot_token_id
         # released with the weights, and comes back with them, as it was (memory.py)
         with runner.memory_saver_adapter.region(GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True):
             # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
