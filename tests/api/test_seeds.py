@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,12 @@ def test_prompts_that_share_a_seed_share_no_samples(seed: int, prompts: int, sam
     first = (seed + 2**63) % 2**64 - 2**63
     assert seeds(request) == [sample_seed(first, index) for index in range(prompts * samples)]
     assert params == {"sampling_seed": seed, "n": samples}
+
+
+def test_a_request_can_be_dumped() -> None:
+    """As --crash-dump-folder does."""
+    request = settled(input_ids=[[5], [6]], sampling_params={"n": 2, "sampling_seed": 3})
+    assert seeds(pickle.loads(pickle.dumps(request))) == seeds(request)
 
 
 @given(st.lists(SEEDS, min_size=1, max_size=4), st.integers(1, 3))

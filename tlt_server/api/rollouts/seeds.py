@@ -6,8 +6,6 @@ own samples, `sample_seed(seed, k)`; those without share the drawn seed, as befo
 """
 
 import secrets
-from collections.abc import Iterator
-from itertools import chain, count
 from typing import Any
 
 import msgspec
@@ -22,6 +20,18 @@ _SEEDS = "tlt_seeds"
 """Of upstream's request for one prompt: the seeds of what is sent for it."""
 DRAWN_BITS = 53
 """What a double holds, as which some read the numbers of JSON."""
+
+
+class _Seeds:
+    """Of what upstream sends for one prompt: the prompt alone, for the prefix cache, and then each of its samples.
+    Upstream shares it among them all, and pickles it where it dumps requests."""
+
+    def __init__(self, base: int, first: int) -> None:
+        self._base, self._first, self._sent = base, first, 0
+
+    def next(self) -> int:
+        self._sent += 1
+        return sample_seed(self._base, self._first + max(self._sent - 2, 0))
 
 
 def give_seeds(obj: Any, raw: Any) -> None:
@@ -46,7 +56,7 @@ def give_seeds(obj: Any, raw: Any) -> None:
             continue
         obj.sampling_params[prompt] = seeded
         if samples > 1:
-            vars(obj[prompt])[_SEEDS] = _of_samples(base, first)
+            vars(obj[prompt])[_SEEDS] = _Seeds(base, first)
     if raw is not None and TOLD in raw.scope and len(bases) == 1:
         raw.scope[TOLD]["seed"] = bases.pop()
 
@@ -64,7 +74,7 @@ def draw(raw: Any) -> int:
 def seed_sample(state: Any, req: Any) -> None:
     """One of several samples of a prompt, which upstream makes alike, takes its own seed. state: its `ReqState`."""
     if (seeds := vars(state.obj).get(_SEEDS)) is not None:
-        seed = next(seeds)
+        seed = seeds.next()
         state.obj.sampling_params = state.obj.sampling_params | {"sampling_seed": seed}
         req.sampling_params = msgspec.structs.replace(req.sampling_params, sampling_seed=seed)
 
@@ -73,11 +83,6 @@ def seed_of(state: Any) -> int:
     """Of a sample, by upstream's `ReqState`."""
     seed: int = state.obj.sampling_params["sampling_seed"]
     return seed
-
-
-def _of_samples(base: int, first: int) -> Iterator[int]:
-    """Upstream sends the prompt alone first, to have it in the prefix cache, and then its samples."""
-    return chain([base], (sample_seed(base, index) for index in count(first)))
 
 
 def _in_64_bits(seed: int) -> int:
