@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ def uncompiled() -> Iterator[None]:
 
 
 class Request:
-    def __init__(self, factors: Factors, prompt: Tokens, slot: int, outputs: Tokens = []) -> None:
+    def __init__(self, factors: Factors, prompt: Tokens, slot: int, outputs: Sequence[int] = ()) -> None:
         self.sampling_params = SimpleNamespace(**dict(zip(NEUTRAL, factors, strict=True)))
         self.origin_input_ids, self.output_ids, self.req_pool_idx = prompt, list(outputs), slot
         self.ended = False
@@ -153,7 +152,7 @@ def test_each_node_is_penalised_as_plain_decoding_would(data: st.DataObject) -> 
 
 @given(st.data())
 def test_counts_are_of_who_holds_the_slot(data: st.DataObject) -> None:
-    """Requests begin, are retracted, resume from what the host knows, and end, in any order, in slots of one another."""
+    """Requests begin, are retracted, resume from what the host knows, and end, in any order, in each other's slots."""
     penalties, free = Penalties(SLOTS, VOCAB, "cpu"), list(range(SLOTS))
     running: dict[Request, Tokens] = {}
     waiting = [Request(data.draw(factors), [3], -1) for _ in range(6)]

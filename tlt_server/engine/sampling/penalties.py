@@ -6,9 +6,9 @@ token i among them, its logit x becomes, before bias and grammar,
 and that, where c(i) > 0, is multiplied by `repetition` if it is negative, else divided by it. Of a node of a tree, c
 counts the draft tokens on its path too.
 
-Upstream counts on the host, which under overlap knows a token one step late; so its plain decoding leaves out the newest
-token, and counts the prompt's last in its place. Here all counts stay on the device, where a step's tokens are known to
-the next step.
+Upstream counts on the host, which under overlap knows a token one step late: its plain decoding leaves out the newest
+token then, and counts the prompt's last in its place. Here counts stay on the device, where the next step finds what a
+step has given.
 """
 
 from collections.abc import Sequence
@@ -69,20 +69,21 @@ class Penalties:
         """
         self._row_of = {req: row for req, row in self._row_of.items() if _is_running(req)}
         asking = [req for req in batch.reqs if asks(req)]
-        if not asking and not self._row_of:
-            self._table = None
-            return
         for req in asking:
             self._row_of.setdefault(req, min({*range(1, len(self._row_of) + 2)} - {*self._row_of.values()}))
-        self._table = table = self._fitting(1 + max(self._row_of.values()))
-        table.rows[batch.req_pool_indices] = self._sent([self._row_of.get(req, 0) for req in batch.reqs])
-        rows = [self._row_of[req] for req in asking]
+        self._table = self._fitting(1 + max(self._row_of.values())) if self._row_of else None
+        if self._table is not None:
+            self._table.rows[batch.req_pool_indices] = self._sent([self._row_of.get(req, 0) for req in batch.reqs])
+            self._count_from(self._table, asking)
+
+    def _count_from(self, table: _Table, reqs: list[Any]) -> None:
+        """Of requests that ask, what the host knows."""
+        rows = [self._row_of[req] for req in reqs]
         index = self._sent(rows)
         table.counts.index_fill_(0, index, 0)
-        table.factors.index_copy_(0, index, self._sent([factors_of(req) for req in asking], torch.float32).view(-1, 3))
-        before = [row * self._vocab + token for row, req in zip(rows, asking, strict=True) for token in generated(req)]
-        if before:
-            self._add(table, self._sent(before), self._sent([1] * len(before), torch.int32))
+        table.factors[index] = self._sent([factors_of(req) for req in reqs], torch.float32).view(-1, len(NEUTRAL))
+        places = [row * self._vocab + token for row, req in zip(rows, reqs, strict=True) for token in generated(req)]
+        _add(table.counts, self._sent(places), torch.ones(len(places), dtype=torch.int32, device=self._device))
 
     def apply(self, logits: torch.Tensor, batch: Any, tree: Any = None) -> None:
         """Penalises in place.
@@ -117,7 +118,7 @@ class Penalties:
         if counts is not None:
             counted = counted & (torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None])
         places = (rows * self._vocab + tokens).masked_fill(~counted, 0)  # where 0 is added
-        self._add(table, places.flatten(), counted.flatten().to(torch.int32))
+        _add(table.counts, places.flatten(), counted.flatten().to(torch.int32))
 
     def terms(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What upstream adds to logits, and then scales them by, after each request's newest token: [bs, vocab] float32
@@ -139,17 +140,18 @@ class Penalties:
                 torch.zeros(0, self._vocab, dtype=torch.int32, device=self._device),
                 torch.zeros(0, len(NEUTRAL), device=self._device),
             )
-        more = max(rows, 2 * len(table.counts)) - len(table.counts) if rows > len(table.counts) else 0
-        if not more:
+        if rows <= len(table.counts):
             return table
+        more = max(rows, 2 * len(table.counts)) - len(table.counts)
         return _Table(table.rows, *(torch.cat((part, part.new_zeros(more, part.shape[1]))) for part in table[1:]))
 
     def _sent(self, values: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(self._device, non_blocking=True)
 
-    @staticmethod
-    def _add(table: _Table, places: torch.Tensor, ones: torch.Tensor) -> None:
-        table.counts.view(-1).scatter_add_(0, places, ones)
+
+def _add(counts: torch.Tensor, places: torch.Tensor, numbers: torch.Tensor) -> None:
+    """To counts, at places of them all, [n] int64 and [n] int32."""
+    counts.view(-1).scatter_add_(0, places, numbers)
 
 
 def _is_running(req: Any) -> bool:
