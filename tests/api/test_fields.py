@@ -147,7 +147,7 @@ def test_seeds_and_strangers_are_named_and_neutral_values_are_not() -> None:
 
 
 def test_what_a_server_must_be_started_for() -> None:
-    asked = {"text": "3", "sampling_params": {"repetition_penalty": 1.2}}
+    asked = {"text": "3", "custom_logit_processor": "p"}
     with pytest.raises(BadRequest, match="--no-speculation"):
         accept("/generate", asked)
     accept("/generate", asked, SERVER._replace(can=frozenset({"plain"})))

@@ -1,26 +1,23 @@
 """What a rollout request may ask for under speculation, and what its answer says about it.
 
 Lossless is the contract: with speculation on, a request is sampled exactly as with speculation off. What verification
-cannot do exactly is refused with a 400 that says so. Neutral values pass, since trainers send them all the time.
+cannot do exactly is refused with a 400 that says so.
 """
 
 from typing import Any
 
-NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 
-
-def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what speculation would not sample exactly, a model's own defaults (generation_config.json) among it.
+def check_request(request: Any, _params: Any, manager: Any) -> None:
+    """Refuses what speculation would not sample exactly.
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
-    request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
+    request: upstream's `GenerateReqInput`, for one response.
     Raises ValueError: which upstream answers with status 400.
     """
     if manager.server_args.speculative_algorithm is None:
         return
-    asked = [f"{name}={getattr(params, name)}" for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
-    asked += [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
+    asked = [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:
         raise ValueError(
             f"{', '.join(asked)}: cannot be honoured exactly while speculation is on. "

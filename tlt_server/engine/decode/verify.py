@@ -1,7 +1,7 @@
 """What the fork changes in verification: logits as plain decoding has them after each node, and where responses end.
 
-Upstream's `eagle_sample` judges min_new_tokens and penalties once for the whole tree, and does not always find the token that ends a
-response among several. What is taken after a node says engine/sampling/choice.py.
+Upstream's `eagle_sample` judges penalties and min_new_tokens once for the whole tree, and does not always find the
+token that ends a response among several. What is taken after a node says engine/sampling/choice.py.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
 def prepare_resumed(batch: Any, penalties: Penalties) -> None:
     """Before a prefill: upstream's penalties, which begin anew in each, count what responses have that go on in it."""
     reqs = batch.reqs
-    if not any(generated(req) and (asks(req) or req.sampling_params.min_new_tokens) for req in reqs):
+    if not any((asks(req) or req.sampling_params.min_new_tokens) and generated(req) for req in reqs):
         return
     additive, scaling = penalties.terms(batch)
     ends = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])

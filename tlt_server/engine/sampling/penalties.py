@@ -30,7 +30,7 @@ def asks(req: Any) -> bool:
 
 
 def generated(req: Any) -> Sequence[int]:
-    """The tokens of a response that the host knows: all of them at a prefill, which nothing of the request precedes."""
+    """The tokens of a response that the host knows: all of them at a prefill, before which nothing is in flight."""
     tokens: Sequence[int] = req.output_ids
     return tokens
 

@@ -9,7 +9,7 @@ import triton.language as tl
 _BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["nodes", "depth"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["nodes", "depth"])  # else a request would wait for a compiler at each arm
 def _penalise(
     logits: Any,
     counts: Any,
