@@ -1,9 +1,12 @@
 """Penalties under speculation: a response with them is, token for token, what plain decoding samples."""
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from msgspec.structs import replace
 from tlt_client import Client, Rollout, SamplingParams
 
 from tests.server.conftest import DRAFTING, PROMPTS
@@ -20,10 +23,9 @@ KINDS: Sequence[SamplingParams] = (
     SamplingParams(temperature=1.0),  # asks for none, among those that do
     SamplingParams(temperature=0.7, repetition_penalty=1.3, min_p=0.02),
     SamplingParams(temperature=0, repetition_penalty=1.1, frequency_penalty=-0.05),
+    SamplingParams(temperature=1.0, repetition_penalty=1.2, min_new_tokens=20, stop_token_ids=[7]),
     SamplingParams(temperature=1.2, repetition_penalty=0.9, presence_penalty=0.5, frequency_penalty=0.2, top_k=20),
 )
-STOP = 10
-"""Held back by min_new_tokens beside penalties: a newline."""
 
 
 class Penalised:
@@ -34,6 +36,8 @@ class Penalised:
 
     def along(self, prompt: Sequence[int], response: Sequence[int]) -> torch.Tensor:
         logits = self._reference.along(tuple(prompt), tuple(response))
+        held = [*(self._params.stop_token_ids or ()), self._reference.model.generation_config.eos_token_id]
+        logits[: self._params.min_new_tokens or 0, held] = float("-inf")
         for place in range(len(response)):
             for token in set(response[:place]):
                 logits[place, token] = self._of(float(logits[place, token]), response[:place].count(token))
@@ -47,9 +51,15 @@ class Penalised:
 
 
 def asked(count: int) -> tuple[list[str], list[SamplingParams]]:
-    from msgspec.structs import replace
-
-    params = [replace(KINDS[i % len(KINDS)], max_new_tokens=120, sampling_seed=104_729 * i + 5) for i in range(count)]
+    params = [
+        replace(
+            KINDS[i % len(KINDS)],
+            max_new_tokens=120,
+            sampling_seed=104_729 * i + 5,
+            ignore_eos=i // len(KINDS) % 2 == 0,
+        )
+        for i in range(count)
+    ]
     return [PROMPTS[i % len(PROMPTS)] for i in range(count)], params
 
 
@@ -73,3 +83,19 @@ def test_nor_does_another_arm_at_every_step(client: Client, reference: Reference
     client.set_strategy(ANY_ARM)
     prompts, params = asked(21 if config == "two-ranks" else 63)
     check(reference, prompts, params, client.generate_batch(prompts, params))
+
+
+@pytest.mark.server("eagle-tree")
+def test_nor_does_a_pause(client: Client, reference: Reference) -> None:
+    """Requests are retracted, and go on by a prefill of all that they have."""
+    prompts, params = asked(42)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(client.generate_batch, prompts, params)
+        pauses = 0
+        while not under_way.done():
+            client.pause_generation("retract")
+            client.continue_generation()
+            pauses += 1
+            time.sleep(0.1)
+    assert pauses > 4
+    check(reference, prompts, params, under_way.result())
