@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlt_server.engine.decode.plain import is_unfiltered, leave_out, race
+from tlt_server.engine.decode.plain import leave_out
 
 SLOTS, HEADS, WIDTH = 12, 2, 3
 
@@ -59,38 +58,3 @@ def test_assigning_a_number_is_seen() -> None:
     with FromPython() as counted:
         buffer[torch.tensor([1, 2])] = 0
     assert counted.made > 0
-
-
-@given(st.lists(st.floats(-4, 4), min_size=2, max_size=6), st.integers(0, 2**32))
-@settings(max_examples=20)
-def test_a_race_draws_from_the_softmax(logits: list[float], seed: int) -> None:
-    torch.manual_seed(seed)
-    row = torch.tensor(logits)
-    draws = 4000
-    found = torch.bincount(race(row.repeat(draws, 1)).long(), minlength=len(row)) / draws
-    assert float((found - row.softmax(-1)).abs().max()) < 0.045, "five and a half standard deviations of a coin"
-
-
-def test_what_cannot_be_drawn_never_is() -> None:
-    row = torch.tensor([float("-inf"), 0.0, float("-inf"), 0.0])
-    assert set(race(row.repeat(500, 1)).tolist()) == {1, 3}
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"need_top_p_sampling": True},
-        {"need_top_k_sampling": True},
-        {"need_min_p_sampling": True},
-        {"is_all_greedy": True},
-        {"sampling_seed": torch.tensor([1])},
-        {"return_sampling_masks": [False, True]},
-    ],
-    ids=lambda asked: next(iter(asked)),
-)
-def test_who_asks_for_more_is_drawn_by_upstreams_sampler(asked: dict[str, Any]) -> None:
-    names = ("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling", "is_all_greedy")
-    info = {**dict.fromkeys(names, False), "sampling_seed": None, "return_sampling_masks": [False, False]}
-    assert is_unfiltered(SimpleNamespace(**info))
-    assert is_unfiltered(SimpleNamespace(**info | {"return_sampling_masks": None}))
-    assert not is_unfiltered(SimpleNamespace(**info | asked))

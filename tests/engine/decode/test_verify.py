@@ -2,55 +2,11 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from tlt_server.engine.sampling.filters import filter_probs
-from tlt_server.engine.decode.verify import filter_target_probs, forbid_early_stop, sample_filtered
+from tlt_server.engine.decode.verify import forbid_early_stop
 
 VOCAB = 12
-
-
-def info(*, top_k: bool = True, top_p: bool = True, min_p: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(
-        top_ks=torch.tensor([3, 1 << 30, 1]),
-        top_ps=torch.tensor([0.7, 0.9, 1.0]),
-        min_ps=torch.tensor([0.1, 0.0, 0.0]),
-        need_top_k_sampling=top_k,
-        need_top_p_sampling=top_p,
-        need_min_p_sampling=min_p,
-    )
-
-
-@pytest.fixture
-def probs() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(5)
-    return torch.randn(3, VOCAB, generator=generator).mul(2).softmax(-1)
-
-
-def test_every_node_has_its_requests_filters(probs: torch.Tensor) -> None:
-    nodes = probs.repeat_interleave(4, dim=0)
-    filtered = filter_target_probs(nodes, info(), SimpleNamespace(draft_token_num=4))
-    for request in range(3):
-        alone = filter_probs(probs[[request]], *(f[[request]] for f in (info().top_ks, info().top_ps, info().min_ps)))
-        torch.testing.assert_close(filtered[4 * request : 4 * request + 4], alone.expand(4, -1))
-
-
-def test_no_filter_costs_nothing(probs: torch.Tensor) -> None:
-    neutral = info(top_k=False, top_p=False, min_p=False)
-    assert filter_target_probs(probs, neutral, SimpleNamespace(draft_token_num=1)) is probs
-
-
-@pytest.mark.slow
-def test_sample_filtered_draws_from_the_joint_law(probs: torch.Tensor) -> None:
-    """20,000 draws; the largest of 36 shares strays by 0.02 with a probability below 1e-6 (Hoeffding, union bound)."""
-    torch.manual_seed(1)
-    law = filter_probs(probs, info().top_ks, info().top_ps, info().min_ps)
-    draws = torch.stack([sample_filtered(probs, info()) for _ in range(20_000)])
-    assert draws.dtype == torch.int32
-    shares = torch.stack([torch.bincount(draws[:, row].long(), minlength=VOCAB) / len(draws) for row in range(3)])
-    assert (shares - law).abs().max() < 0.02
-    assert not shares[law == 0].any()
 
 
 def request(prompt: int, least: int, stops: set[int] | None, eos: int | None = 1, outputs: int = 1) -> SimpleNamespace:

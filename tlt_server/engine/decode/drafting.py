@@ -50,8 +50,9 @@ class Drafting(EagleDraftWorker):
         if mode == ForwardMode.DRAFT_EXTEND_V2:  # of each request, the row after what was accepted
             rows = torch.arange(0, len(logits), len(logits) // bs, device=logits.device)
             rows += forward_batch.spec_info.num_accept_tokens - 1
-            chosen = logits[rows]
-            self.noise.add(chosen, positions[rows], 1, self.hot_token_id)
+            chosen, at = logits[rows], positions[rows]
+            self.noise.compare(chosen, at, forward_batch.req_pool_indices, self.hot_token_id)
+            self.noise.add(chosen, at, 1, self.hot_token_id)
             logits[rows] = chosen
         elif mode == ForwardMode.EXTEND:  # a prefill, or catching up: the last row of each request
             self.noise.add(logits, forward_batch.seq_lens - 1, 1, self.hot_token_id)
@@ -95,6 +96,8 @@ class Drafting(EagleDraftWorker):
             width], and `accept_lens`, [bs] int32, at least 1; its `next_draft_input` gets the proposal.
         """
         self.noise.follow(batch.sampling_info)
+        first = result.next_token_ids.view(len(batch.seq_lens), -1)[:, 0]
+        self.noise.tell(first, batch.seq_lens + 1, batch.req_pool_indices)
         topk, nodes = self.topk, self.speculative_num_draft_tokens
         self.topk, self.speculative_num_draft_tokens = self.widest, self.rows
         super()._draft_extend_for_decode(batch, result)

@@ -7,7 +7,7 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.environ import envs
 from sglang.srt.layers.sampler import Sampler
 
-from tlt_server.engine.sampling.filters import filter_probs
+from tlt_server.engine.sampling.filters import compile_filters, filter_probs
 from tlt_server.engine.sampling.noise import gumbel
 
 
@@ -18,34 +18,53 @@ def choose(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Te
         logits: [bs * nodes, vocab], penalties, bias and masks applied; left as they are.
         info: upstream's `SamplingBatchInfo` of the bs requests, with `sampling_seed`.
         positions: [bs * nodes] int64, of each row's own token, after which one is chosen.
+
+    Raises ValueError, on a CPU: a request has nothing to sample from.
     """
     if info.is_all_greedy:
         return logits.argmax(-1)
     nodes = len(logits) // len(info.sampling_seed)
-    scaled = allowed(logits, info, nodes)
-    if scaled.is_cuda:
+    if logits.is_cuda:
         from tlt_server.engine.sampling.kernels import noisy_argmax
 
-        return noisy_argmax(scaled, info.sampling_seed, positions + 1, nodes)
-    noise = gumbel(info.sampling_seed.repeat_interleave(nodes), positions + 1, scaled.shape[1])
-    return noise.add_(scaled).argmax(-1)
+        if not _filters(info):
+            return noisy_argmax(logits, info.sampling_seed, positions + 1, nodes, info.temperatures)
+        return noisy_argmax(_allowed(logits, info, nodes), info.sampling_seed, positions + 1, nodes)
+    noise = gumbel(_each(info.sampling_seed, nodes), positions + 1, logits.shape[1])
+    best, tokens = noise.add_(_allowed(logits, info, nodes)).max(-1)
+    _check_roots(best.view(-1, nodes)[:, 0])
+    return tokens
 
 
-def allowed(logits: torch.Tensor, info: Any, nodes: int) -> torch.Tensor:
+def _check_roots(best: torch.Tensor) -> None:
+    """A draft may end in a row without a token; the token before it may not."""
+    if len(bad := best.isfinite().logical_not().nonzero()):
+        raise ValueError(
+            f"request {int(bad[0])} of the batch has nothing to sample from: "
+            "look for logits that are not finite, or a mask that forbids all tokens"
+        )
+
+
+def _filters(info: Any) -> dict[str, torch.Tensor]:
+    """What any request of the batch asks of `filter_probs`: [bs] each."""
+    asked = {
+        "top_ks": info.need_top_k_sampling,
+        "top_ps": info.need_top_p_sampling,
+        "min_ps": info.need_min_p_sampling,
+    }
+    return {name: getattr(info, name) for name, needed in asked.items() if needed}
+
+
+def _allowed(logits: torch.Tensor, info: Any, nodes: int) -> torch.Tensor:
     """Logits over the temperature, -inf where a filter forbids: [bs * nodes, vocab] float32."""
-    scaled = logits / each(info.temperatures, nodes)
-    filters = (
-        info.top_ks if info.need_top_k_sampling else None,
-        info.top_ps if info.need_top_p_sampling else None,
-        info.min_ps if info.need_min_p_sampling else None,
-    )
-    if all(one is None for one in filters):
-        return scaled
-    kept = filter_probs(scaled.softmax(-1), *(one if one is None else each(one, nodes) for one in filters))
-    return scaled.masked_fill_(kept == 0, float("-inf"))
+    scaled = logits / _each(info.temperatures, nodes)
+    if filters := _filters(info):
+        kept = filter_probs(scaled.softmax(-1), **{name: _each(values, nodes) for name, values in filters.items()})
+        scaled.masked_fill_(kept == 0, float("-inf"))
+    return scaled
 
 
-def each(values: torch.Tensor, nodes: int) -> torch.Tensor:
+def _each(values: torch.Tensor, nodes: int) -> torch.Tensor:
     """[bs, ...] to [bs * nodes, ...]: every request's, at each of its nodes."""
     return values if nodes == 1 else values.repeat_interleave(nodes, dim=0)
 
@@ -59,8 +78,24 @@ def choose_nodes(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> to
     return tokens
 
 
+def compile_kernels(device: str = "cuda") -> None:
+    """Now, or all requests wait for it with the first one."""
+    from tlt_server.engine.sampling.kernels import noisy_argmax
+
+    compile_filters(device)
+    row = torch.zeros(1, 1024, device=device)  # of a width as most vocabularies have: a multiple of 16
+    one, seed = torch.ones(1, 1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    noisy_argmax(row, seed, seed, 1, one)
+    noisy_argmax(row, seed, seed, 1)
+
+
 class OneSampler(Sampler):
     """Upstream's sampler, by `choose`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if torch.cuda.is_available():
+            compile_kernels()
 
     def forward(
         self,
@@ -79,14 +114,14 @@ class OneSampler(Sampler):
             return tokens
         logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
         tokens = choose_nodes(logits, sampling_info, positions).to(torch.int32)
-        scaled = logits / sampling_info.temperatures
         if any(sampling_info.return_sampling_masks or ()):
-            masks = self._compute_sampling_mask_from_probs(scaled.softmax(-1), sampling_info)
+            probs = (logits / sampling_info.temperatures).softmax(-1)
+            masks = self._compute_sampling_mask_from_probs(probs, sampling_info)
             self._attach_sampling_mask_to_output(logits_output, sampling_info, tokens, masks)
         if return_logprob:
-            logprobs = (logits if envs.SGLANG_RETURN_ORIGINAL_LOGPROB.get() else scaled).log_softmax(-1)
+            scaled = logits if envs.SGLANG_RETURN_ORIGINAL_LOGPROB.get() else logits / sampling_info.temperatures
             self.output_logprob_processor.compute_logprobs(
-                logprobs, top_logprobs_nums, token_ids_logprobs, tokens
+                scaled.log_softmax(-1), top_logprobs_nums, token_ids_logprobs, tokens
             ).write_output_to(logits_output)
         self._sync_token_ids_across_tp(tokens, sampling_info)
         return tokens

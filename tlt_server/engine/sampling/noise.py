@@ -62,26 +62,30 @@ def add_noise(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     inverse_temperatures: torch.Tensor,
-    scales: torch.Tensor,
-    tokens: torch.Tensor | None,
+    noise_scales: torch.Tensor,
+    tokens: torch.Tensor | None = None,
     *,
     rows_each: int,
 ) -> None:
-    """Logits times the inverse temperature, plus the scale times the noise, in place.
+    """Logits * inverse temperature + noise scale * noise, in place: a drafter's, by whose order it proposes.
 
-    Args:
-        logits: [rows, n] float32; row r is of request r // rows_each.
-        seeds, inverse_temperatures, scales: of each request, int64 and float32; more than there are requests.
-        positions: [rows] int64, of the token that is in question.
-        tokens: which each column is, [n] int64; None: its own number.
+    On a GPU nothing waits for a value: a CUDA graph may hold it. All but the rows of logits are contiguous. What is of
+    each request may be longer than there are requests.
+
+    logits:               [bs * rows_each, n] float32
+    seeds:                [bs] int64
+    positions:            [bs * rows_each] int64, of the token that is proposed
+    inverse_temperatures: [bs] float32
+    noise_scales:         [bs] float32; 0: no noise
+    tokens:               [n] int64, the target's token of each column; None: the column itself
     """
     if logits.is_cuda:
         from tlt_server.engine.sampling import kernels
 
-        kernels.add_noise(logits, seeds, positions, inverse_temperatures, scales, tokens, rows_each=rows_each)
+        kernels.add_noise(logits, seeds, positions, inverse_temperatures, noise_scales, tokens, rows_each=rows_each)
         return
     of = torch.arange(len(logits)) // rows_each
     vocab = logits.shape[1] if tokens is None else int(tokens.max()) + 1
     noise = gumbel(seeds[of], positions, vocab)
     noise = noise if tokens is None else noise[:, tokens]
-    logits.mul_(inverse_temperatures[of, None]).add_(noise.mul_(scales[of, None]))
+    logits.mul_(inverse_temperatures[of, None]).add_(noise.mul_(noise_scales[of, None]))

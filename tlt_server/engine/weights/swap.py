@@ -70,7 +70,7 @@ class DrafterWeights:
         others += self._target_vocab  # t2d has a byte for each token
         # what a file of these tensors may have at most: all of it in float64
         self._most = 8 * (sum(math.prod(spec.shape) for spec in specs) + others) + MOST_HEADER
-        self._hot: torch.Tensor | None = draft_worker.hot_token_id
+        self._draft_worker, self._hot = draft_worker, draft_worker.hot_token_id
         # released with the weights, and comes back with them, as it was (memory.py)
         with runner.memory_saver_adapter.region(GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True):
             # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
@@ -204,11 +204,13 @@ class DrafterWeights:
         if remember:
             torch._foreach_copy_(self._previous, self._live)
         torch._foreach_copy_(self._live, self._staged)
+        self._draft_worker.noise.forget()
 
     @torch.no_grad()
     def flip_back(self) -> None:
         """Makes the previous weights active."""
         torch._foreach_copy_(self._live, self._previous)
+        self._draft_worker.noise.forget()
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlt_server.engine.cpu.kernels import top_k_renorm_prob, top_p_renorm_prob
 from tlt_server.engine.sampling.filters import apply_min_new_tokens, filter_probs, stop_token_table
 
 ALL = 1 << 30
@@ -113,12 +112,6 @@ def test_filtering_leaves_its_argument_alone_and_twice_is_once_without_top_p() -
     once = filter_probs(probs, FILTERS[0], None, FILTERS[2])
     torch.testing.assert_close(filter_probs(once, FILTERS[0], None, FILTERS[2]), once, rtol=1e-6, atol=0)
     assert torch.equal(probs, before)
-
-
-def test_upstreams_names_filter_by_one_value_alone() -> None:
-    probs = logits("peaked", 100).softmax(-1)
-    assert torch.equal(top_k_renorm_prob(probs, FILTERS[0]), filter_probs(probs, top_ks=FILTERS[0]))
-    assert torch.equal(top_p_renorm_prob(probs, FILTERS[1]), filter_probs(probs, top_ps=FILTERS[1]))
 
 
 @given(
