@@ -1,6 +1,10 @@
 """Penalties of chains and trees, held against upstream's penalizers, which walk each node's whole response."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -191,3 +195,28 @@ def test_nothing_is_held_while_nobody_asks() -> None:
     eager.ended = True
     penalties.begin(Batch([modest]))
     assert penalties.bytes == 0
+
+
+@pytest.mark.slow
+def test_the_kernel_of_gpus_agrees_by_tritons_interpreter() -> None:
+    """In a process of its own: the interpreter is chosen at import."""
+    words = [sys.executable, "-m", "tests.engine.sampling.gpu_penalties", "--small"]
+    ended = subprocess.run(words, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("right") == 9
+
+
+def test_the_kernel_compiles_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For Hopper: what the interpreter lets pass, the compiler may refuse. Products are not fused with sums."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from tlt_server.engine.sampling.penalty_kernels import BLOCK, _penalise_block
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"logits": "*fp32", "counts": "*i32", "factors": "*fp32", "rows": "*i64", "paths": "*i64"}
+    types |= dict.fromkeys(("nodes", "depth", "vocab", "stride"), "i32") | {"BLOCK": "constexpr"}
+    source = ASTSource(_penalise_block, types, {(9,): BLOCK})
+    ptx = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False}).asm["ptx"]
+    assert "div.rn.f32" in ptx
+    assert "fma" not in ptx

@@ -55,6 +55,10 @@ class Penalties:
         self._slots, self._vocab, self._device = slots, vocab, device
         self._row_of: dict[Any, int] = {}
         self._table: _Table | None = None
+        if torch.device(device).type == "cuda":
+            from tlt_server.engine.sampling.penalty_kernels import compile_kernel
+
+            compile_kernel(vocab, device)
 
     @property
     def bytes(self) -> int:
