@@ -24,10 +24,11 @@ def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
     forbid_early_stop(logits, verify_input.positions, batch.reqs)
 
 
-def prepare_resumed(batch: Any, penalties: Penalties) -> None:
-    """Before a prefill: upstream's penalties, which begin anew in each, count what responses have that go on in it."""
+def prepare_prefill(batch: Any, penalties: Penalties) -> None:
+    """Has upstream do the same to the logits after a `ScheduleBatch` of prompts, some of which may end with a part of
+    the response: its own penalties count nothing of that."""
     reqs = batch.reqs
-    if not any((asks(req) or req.sampling_params.min_new_tokens) and generated(req) for req in reqs):
+    if not any(req.sampling_params.min_new_tokens or (asks(req) and generated(req)) for req in reqs):
         return
     additive, scaling = penalties.terms(batch)
     ends = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])
