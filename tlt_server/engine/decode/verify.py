@@ -14,6 +14,12 @@ from tlt_server.engine.sampling.filters import apply_min_new_tokens, stop_token_
 from tlt_server.engine.sampling.penalties import Penalties, asks, generated
 
 
+def penalises(batch: Any) -> bool:
+    """Whether what upstream calls penalties, min_new_tokens among them, is applied here: under speculation. Its own
+    penalizers take a vocabulary's width of each request several times over, in every step."""
+    return not batch.spec_algorithm.is_none()
+
+
 def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
     """What plain decoding does to logits before bias and grammar, after each node; in place.
 
