@@ -21,6 +21,7 @@ from tlt_server.engine.decode.verify import prepare_prefill
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.ranks import of_first
+from tlt_server.engine.sampling.filters import compile_filters
 from tlt_server.engine.sampling.penalties import Penalties
 from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.strategy.arms import PLAIN, ArmTable, Choice, pinned_table
@@ -79,6 +80,7 @@ class EagleWorker(EAGLEWorkerV2):
         with self._graphs.captures.capturing(PLAIN, (), 1) as made:
             self._plain = PlainSteps(self)
             made.append(self._plain.runner.decode_cuda_graph_runner)
+        compile_filters(self._target_worker.model_runner.device)
         slots = self.req_to_token_pool.req_to_token.shape[0]
         self._penalties = Penalties(slots, self._target_worker.model_config.vocab_size, self.device)
         self._last: Choice = None

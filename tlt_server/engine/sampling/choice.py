@@ -7,7 +7,7 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.environ import envs
 from sglang.srt.layers.sampler import Sampler
 
-from tlt_server.engine.sampling.filters import compile_filters, filter_probs
+from tlt_server.engine.sampling.filters import filter_probs
 from tlt_server.engine.sampling.noise import gumbel
 
 
@@ -78,13 +78,12 @@ def choose_nodes(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> to
     return tokens
 
 
-def compile_kernels(device: str = "cuda") -> None:
-    """Now, or all requests wait for it with the first one."""
-    from tlt_server.engine.sampling.kernels import noisy_argmax
+def compile_choice() -> None:
+    """A GPU's kernels, now, or all requests wait a second with the first one."""
+    from tlt_server.engine.sampling.kernels import BLOCK, noisy_argmax
 
-    compile_filters(device)
-    row = torch.zeros(1, 1024, device=device)  # of a width as most vocabularies have: a multiple of 16
-    one, seed = torch.ones(1, 1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    row = torch.zeros(1, 3 * BLOCK, device="cuda")  # several blocks, and a multiple of 16, as most vocabularies
+    one, seed = torch.ones(1, 1, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
     noisy_argmax(row, seed, seed, 1, one)
     noisy_argmax(row, seed, seed, 1)
 
@@ -95,7 +94,7 @@ class OneSampler(Sampler):
     def __init__(self) -> None:
         super().__init__()
         if torch.cuda.is_available():
-            compile_kernels()
+            compile_choice()
 
     def forward(
         self,
