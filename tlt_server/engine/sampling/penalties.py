@@ -136,7 +136,7 @@ class Penalties:
         return self._table if self._row_of and any(req in self._row_of for req in batch.reqs) else None
 
     def _fitting(self, rows: int) -> _Table:
-        """The table with room for so many rows, twice as large where it was too small."""
+        """The table with room for so many rows; twice as large where it was too small, or of a row for each slot."""
         table = self._table
         if table is None:
             table = _Table(
@@ -146,7 +146,7 @@ class Penalties:
             )
         if rows <= len(table.counts):
             return table
-        more = max(rows, 2 * len(table.counts)) - len(table.counts)
+        more = max(rows, min(2 * len(table.counts), 1 + self._slots)) - len(table.counts)
         return _Table(table.rows, *(torch.cat((part, part.new_zeros(more, part.shape[1]))) for part in table[1:]))
 
     def _sent(self, values: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
