@@ -34,7 +34,7 @@ def uncompiled() -> Iterator[None]:
 
 class Request:
     def __init__(self, factors: Factors, prompt: Tokens, slot: int, outputs: Sequence[int] = ()) -> None:
-        self.sampling_params = SimpleNamespace(**dict(zip(NEUTRAL, factors, strict=True)))
+        self.sampling_params = SimpleNamespace(**dict(zip(NEUTRAL, factors, strict=True)), custom_params=None)
         self.origin_input_ids, self.output_ids, self.req_pool_idx = prompt, list(outputs), slot
         self.ended = False
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tlt_server.engine.requests.continued import prompt_length
+
 NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 
 
@@ -30,9 +32,9 @@ def asks(req: Any) -> bool:
 
 
 def generated(req: Any) -> Sequence[int]:
-    """The tokens of a response that the host knows: all of them at a prefill, before which nothing is in flight."""
-    tokens: Sequence[int] = req.output_ids
-    return tokens
+    """The tokens of a response that the host knows, what others sampled of it first: all at a prefill, before which
+    nothing is in flight."""
+    return (*req.origin_input_ids[prompt_length(req) :], *req.output_ids)
 
 
 class _Table(NamedTuple):
