@@ -36,7 +36,7 @@ def _continue(obj: Any, generated: int) -> None:
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what would not be sampled exactly: under speculation, and penalties of a response that goes on without it.
+    """Refuses what would not be sampled exactly: under speculation; penalties of a response that goes on, without it.
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
