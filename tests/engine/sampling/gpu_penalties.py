@@ -54,8 +54,10 @@ class Request:
     """As much of upstream's as is read."""
 
     def __init__(self, slot: int) -> None:
-        self.req_pool_idx, self.output_ids = slot, [slot] * slot
-        self.sampling_params = SimpleNamespace(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=1.5)
+        self.req_pool_idx, self.origin_input_ids, self.output_ids = slot, [1], [slot] * slot
+        self.sampling_params = SimpleNamespace(
+            frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=1.5, custom_params=None
+        )
 
     def finished(self) -> bool:
         return False

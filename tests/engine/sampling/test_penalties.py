@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.sampling import penaltylib
 
+from tlt_server.engine.requests.continued import prompt_length
 from tlt_server.engine.sampling.penalties import NEUTRAL, Penalties
 
 VOCAB, SLOTS = 13, 6
@@ -34,7 +35,7 @@ def uncompiled() -> Iterator[None]:
 
 class Request:
     def __init__(self, factors: Factors, prompt: Tokens, slot: int, outputs: Sequence[int] = ()) -> None:
-        self.sampling_params = SimpleNamespace(**dict(zip(NEUTRAL, factors, strict=True)))
+        self.sampling_params = SimpleNamespace(**dict(zip(NEUTRAL, factors, strict=True)), custom_params=None)
         self.origin_input_ids, self.output_ids, self.req_pool_idx = prompt, list(outputs), slot
         self.ended = False
 
@@ -131,7 +132,10 @@ def test_each_node_is_penalised_as_plain_decoding_would(data: st.DataObject) -> 
         for slot in data.draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=4, unique=True))
     ]
     penalties, batch = Penalties(SLOTS, VOCAB, "cpu"), Batch(requests)
-    responses = [list(request.output_ids) for request in requests]
+    for request in requests:  # the last ids of its input were sampled before
+        known = data.draw(st.integers(0, len(request.origin_input_ids) - 1))
+        request.sampling_params.custom_params = {"generated_tokens": known}
+    responses = [[*request.origin_input_ids[prompt_length(request) :], *request.output_ids] for request in requests]
     penalties.begin(batch)
     for _ in range(data.draw(st.integers(1, 3))):
         # what the step before gave; the host learns it later

@@ -36,15 +36,15 @@ def _continue(obj: Any, generated: int) -> None:
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what would not be sampled exactly, a model's own defaults (generation_config.json) among it.
+    """Refuses what would not be sampled exactly: under speculation; penalties of a response that goes on, without it.
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
-    request: upstream's `GenerateReqInput`, for one response.
+    request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
     Raises ValueError: which upstream answers with status 400.
     """
     if manager.server_args.speculative_algorithm is None:
-        asked = [name for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
+        asked = [f"{name}={getattr(params, name)}" for name in NEUTRAL if getattr(params, name) != NEUTRAL[name]]
         if asked and generated_tokens(params):
             raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} on a server with --no-speculation")
         return

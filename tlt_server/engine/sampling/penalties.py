@@ -32,8 +32,9 @@ def asks(req: Any) -> bool:
 
 
 def generated(req: Any) -> Sequence[int]:
-    """The tokens of a response that the host knows: all of them at a prefill, before which nothing is in flight."""
-    return [*req.origin_input_ids[prompt_length(req) :], *req.output_ids]
+    """The tokens of a response that the host knows, what others sampled of it first: all at a prefill, before which
+    nothing is in flight."""
+    return (*req.origin_input_ids[prompt_length(req) :], *req.output_ids)
 
 
 class _Table(NamedTuple):
