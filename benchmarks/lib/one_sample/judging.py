@@ -1,0 +1,124 @@
+"""Two responses of one request: where they part, and whether rounding decided there.
+
+Both took a token after the same prefix, with the same noise. Exact arithmetic takes one of the two: the one of the
+higher noisy score, unless a filter forbids it. The other is taken where rounding turns their order, or moves the higher
+one across a filter's border: that is a tie, and what follows it is another response. Anything else is an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tlt_client import Rollout, SamplingParams
+
+from benchmarks.lib.divergences import first_difference
+from benchmarks.lib.one_sample.requests import Request
+from tlt_server.demo.reference import Reference
+from tlt_server.engine.sampling.noise import gumbel
+from tlt_server.results import Figures
+
+TIE = 1e-4
+"""Nats, and shares of probability: what a server's float32 may lack. Rounding moves a score of the embedded target by
+some 1e-5 (`logit_difference_max_shape_float32` of fidelity: 4e-5)."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first place where two responses of one request differ.
+
+    gap: between the noisy scores of the two tokens, nats; infinite where one response ends and the other goes on, or
+        the same tokens end otherwise.
+    ulp: the step of bfloat16 at the larger of the two tokens' logits.
+    bordering: whether the one of the higher score lies at a filter's border.
+    """
+
+    at: int
+    gap: float
+    ulp: float = 0.0
+    bordering: bool = False
+
+    @property
+    def tie(self) -> bool:
+        return self.gap <= TIE or self.bordering
+
+
+def parting(target: Reference, request: Request, one: Rollout, other: Rollout) -> Parting | None:
+    """None where the responses are the same, and end for the same reason. target: in float64, to judge float32."""
+    at = first_difference(one.tokens, other.tokens)
+    if at is None:
+        return None if one.finish_reason == other.finish_reason else Parting(len(one.tokens), float("inf"))
+    if at in (len(one.tokens), len(other.tokens)):
+        return Parting(at, float("inf"))
+    prefix, params = one.tokens[:at], request.params
+    logits = target.along((*request.prompt, *prefix), (0,))[0]
+    scores = scaled(logits, params)
+    position = torch.tensor([len(request.prompt) + at])
+    noise = gumbel(torch.tensor([params.sampling_seed]), position, len(logits))[0]
+    pair = [one.tokens[at], other.tokens[at]]
+    noisy = scores[pair] + noise[pair]
+    higher = pair[int(noisy.argmax())]
+    return Parting(
+        at,
+        gap=float((noisy[0] - noisy[1]).abs()),
+        ulp=bfloat16_step(float(logits[pair].abs().max())),
+        bordering=at_border(scores, higher, params),
+    )
+
+
+def bfloat16_step(value: float) -> float:
+    """Between a positive number and the next one that bfloat16 has."""
+    return float(2.0 ** (torch.tensor(value).log2().floor() - 7))
+
+
+def scaled(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What the noise is added to, [vocab] float64: what is forbidden, by a grammar or an early end, is left in."""
+    logits = logits.double()
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += bias
+    return logits / params.temperature
+
+
+def at_border(scores: torch.Tensor, token: int, params: SamplingParams) -> bool:
+    """Whether a change of `TIE` in scores, or in the mass before a token, decides if a filter keeps it."""
+    mine, probs = scores[token], scores.softmax(-1)
+    surely, maybe = scores > mine + TIE, scores > mine - TIE  # more probable
+    maybe[token] = False
+    top_k, top_p, min_p = params.top_k or -1, params.top_p or 1.0, params.min_p or 0.0
+    by_rank = top_k > 0 and int(surely.sum()) < top_k <= int(maybe.sum())
+    by_mass = top_p < 1 and float(probs[surely].sum()) - TIE < top_p <= float(probs[maybe].sum()) + TIE
+    by_share = min_p > 0 and abs(float(mine - scores.max() - torch.tensor(min_p).log())) <= TIE
+    return by_rank or by_mass or by_share
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Responses against those that they should be. tokens: that were found the same, or parted."""
+
+    responses: int = 0
+    tokens: int = 0
+    partings: tuple[Parting, ...] = ()
+
+    def __add__(self, other: "Compared") -> "Compared":
+        return Compared(
+            self.responses + other.responses, self.tokens + other.tokens, (*self.partings, *other.partings)
+        )
+
+    def figures(self, of: str = "") -> Figures:
+        """of: ends their names."""
+        ties = sum(each.tie for each in self.partings)
+        return {
+            f"responses{of}": self.responses,
+            f"responses_equal_share{of}": 1 - len(self.partings) / self.responses,
+            f"compared_tokens{of}": self.tokens,
+            f"tie_divergences{of}": ties,
+            f"non_tie_divergences{of}": len(self.partings) - ties,
+        }
+
+
+def compare(
+    target: Reference, asked: Sequence[Request], expected: Sequence[Rollout], given: Sequence[Rollout]
+) -> Compared:
+    """Each request's two responses."""
+    found = [parting(target, *each) for each in zip(asked, expected, given, strict=True)]
+    lengths = (len(one.tokens) if at is None else at.at + 1 for one, at in zip(expected, found, strict=True))
+    return Compared(len(found), sum(lengths), tuple(each for each in found if each is not None))
