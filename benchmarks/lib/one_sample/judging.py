@@ -5,63 +5,80 @@ higher noisy score, unless a filter forbids it. The other is taken where roundin
 one across a filter's border: that is a tie, and what follows it is another response. Anything else is an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from tlt_client import Rollout, SamplingParams
 
-from benchmarks.lib.divergences import first_difference
+from benchmarks.lib.divergences import TIE_ULPS, first_difference
 from benchmarks.lib.one_sample.requests import Request
-from tlt_server.demo.reference import Reference
+from tlt_server.demo.lossless import Tokens
 from tlt_server.engine.sampling.noise import gumbel
 from tlt_server.results import Figures
 
+Along = Callable[[Tokens, Tokens], torch.Tensor]
+"""As `Reference.along`."""
 TIE = 1e-4
 """Nats, and shares of probability: what a server's float32 may lack. Rounding moves a score of the embedded target by
 some 1e-5 (`logit_difference_max_shape_float32` of fidelity: 4e-5)."""
+
+
+TIE_STEPS = TIE_ULPS
+"""Steps of bfloat16 at the larger logit: what a server's bfloat16 may lack, as of greedy decoding's divergences."""
 
 
 @dataclass(frozen=True)
 class Parting:
     """The first place where two responses of one request differ.
 
-    gap: between the noisy scores of the two tokens, nats; infinite where one response ends and the other goes on, or
-        the same tokens end otherwise.
-    ulp: the step of bfloat16 at the larger of the two tokens' logits.
+    prefix: what both have before it. pair: the two tokens; none where one response ends and the other goes on, or the
+        same tokens end otherwise, which no rounding does.
+    gap: between their noisy scores, nats. allowed: the largest gap that rounding explains.
+    step: of bfloat16 at the larger of their logits.
     bordering: whether the one of the higher score lies at a filter's border.
     """
 
-    at: int
-    gap: float
-    ulp: float = 0.0
+    prefix: Tokens
+    pair: tuple[int, ...] = ()
+    gap: float = float("inf")
+    allowed: float = TIE
+    step: float = 1.0
     bordering: bool = False
 
     @property
     def tie(self) -> bool:
-        return self.gap <= TIE or self.bordering
+        return self.gap <= self.allowed or self.bordering
+
+    @property
+    def in_steps(self) -> float:
+        return self.gap / self.step
 
 
-def parting(target: Reference, request: Request, one: Rollout, other: Rollout) -> Parting | None:
-    """None where the responses are the same, and end for the same reason. target: in float64, to judge float32."""
+def parting(target: Along, request: Request, one: Rollout, other: Rollout, bfloat16: bool) -> Parting | None:
+    """None where the responses are the same, and end for the same reason.
+
+    target: in a finer dtype than the server's. bfloat16: what the server computes in; else it is float32.
+    """
     at = first_difference(one.tokens, other.tokens)
     if at is None:
-        return None if one.finish_reason == other.finish_reason else Parting(len(one.tokens), float("inf"))
-    if at in (len(one.tokens), len(other.tokens)):
-        return Parting(at, float("inf"))
+        return None if one.finish_reason == other.finish_reason else Parting(one.tokens)
     prefix, params = one.tokens[:at], request.params
-    logits = target.along((*request.prompt, *prefix), (0,))[0]
+    if at in (len(one.tokens), len(other.tokens)):
+        return Parting(prefix)
+    logits = target((*request.prompt, *prefix), (0,))[0]
     scores = scaled(logits, params)
-    position = torch.tensor([len(request.prompt) + at])
-    noise = gumbel(torch.tensor([params.sampling_seed]), position, len(logits))[0]
-    pair = [one.tokens[at], other.tokens[at]]
-    noisy = scores[pair] + noise[pair]
-    higher = pair[int(noisy.argmax())]
+    noise = gumbel(torch.tensor([params.sampling_seed]), torch.tensor([len(request.prompt) + at]), len(logits))[0]
+    pair = (one.tokens[at], other.tokens[at])
+    noisy = (scores + noise)[list(pair)]
+    step = bfloat16_step(float(logits[list(pair)].abs().max()))
     return Parting(
-        at,
+        prefix,
+        pair,
         gap=float((noisy[0] - noisy[1]).abs()),
-        ulp=bfloat16_step(float(logits[pair].abs().max())),
-        bordering=at_border(scores, higher, params),
+        allowed=TIE_STEPS * step if bfloat16 else TIE,
+        step=step,
+        bordering=at_border(scores, pair[int(noisy.argmax())], params),
     )
 
 
@@ -92,33 +109,40 @@ def at_border(scores: torch.Tensor, token: int, params: SamplingParams) -> bool:
 
 @dataclass(frozen=True)
 class Compared:
-    """Responses against those that they should be. tokens: that were found the same, or parted."""
+    """Responses against those that they should be. tokens: that were found the same, or parted. parted: which."""
 
     responses: int = 0
     tokens: int = 0
-    partings: tuple[Parting, ...] = ()
+    parted: tuple[tuple[int, Parting], ...] = ()
 
     def __add__(self, other: "Compared") -> "Compared":
-        return Compared(
-            self.responses + other.responses, self.tokens + other.tokens, (*self.partings, *other.partings)
-        )
+        return Compared(self.responses + other.responses, self.tokens + other.tokens, (*self.parted, *other.parted))
+
+    @property
+    def equal_share(self) -> float:
+        return 1 - len(self.parted) / self.responses
 
     def figures(self, of: str = "") -> Figures:
         """of: ends their names."""
-        ties = sum(each.tie for each in self.partings)
+        ties = sum(each.tie for _, each in self.parted)
         return {
             f"responses{of}": self.responses,
-            f"responses_equal_share{of}": 1 - len(self.partings) / self.responses,
+            f"responses_equal_share{of}": self.equal_share,
             f"compared_tokens{of}": self.tokens,
             f"tie_divergences{of}": ties,
-            f"non_tie_divergences{of}": len(self.partings) - ties,
+            f"non_tie_divergences{of}": len(self.parted) - ties,
         }
 
 
 def compare(
-    target: Reference, asked: Sequence[Request], expected: Sequence[Rollout], given: Sequence[Rollout]
+    target: Along,
+    asked: Sequence[Request],
+    expected: Sequence[Rollout],
+    given: Sequence[Rollout],
+    bfloat16: bool = False,
 ) -> Compared:
-    """Each request's two responses."""
-    found = [parting(target, *each) for each in zip(asked, expected, given, strict=True)]
-    lengths = (len(one.tokens) if at is None else at.at + 1 for one, at in zip(expected, found, strict=True))
-    return Compared(len(found), sum(lengths), tuple(each for each in found if each is not None))
+    """Each request's two responses; as `parting`."""
+    pairs = zip(asked, expected, given, strict=True)
+    found = [parting(target, *each, bfloat16) for each in pairs]
+    tokens = (len(e.tokens) if p is None else len(p.prefix) + 1 for e, p in zip(expected, found, strict=True))
+    return Compared(len(found), sum(tokens), tuple((i, each) for i, each in enumerate(found) if each is not None))

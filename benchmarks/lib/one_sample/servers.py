@@ -6,7 +6,7 @@ sampled.
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ NOISE = 0.02
 SWAP_EVERY_S = 0.1
 RETRACTED = "sglang:num_retracted_requests_total"
 EAGLE3 = ["--drafter", str(eagle3_path())]
-TIGHT = ["--chunked-prefill-size", "16", "--max-total-tokens", "1000"]
+TIGHT = ["--chunked-prefill-size", "16", "--max-total-tokens", "1000", "--schedule-conservativeness", "0.1"]
 RANKS = ["--tp-size", "2"]
 RANKS_APART = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 Ask = Callable[[Client, Sequence[Request], Path], tuple[list[Rollout], Figures]]
@@ -115,7 +115,7 @@ SERVERS: dict[str, tuple[list[str], list[Phase]]] = {
         SEVERAL,
         [Phase("arms", 1, at_once), Phase("swaps", 1 / 4, swapping), Phase("aborts", 1 / 4, breaking_off, False)],
     ),
-    "eagle3": ([*EAGLE3, *SEVERAL], [Phase("eagle3", 1 / 2, at_once)]),
+    "eagle3": ([*EAGLE3, *SEVERAL], [Phase("eagle3", 1 / 4, at_once)]),
     "tight": ([*SEVERAL, *TIGHT], [Phase("retractions", 1 / 4, retracting)]),
     "ranks": ([*EAGLE3, *SEVERAL, *RANKS], [Phase("ranks", 1 / 8, at_once)]),
 }
@@ -131,14 +131,15 @@ def serving(flags: Sequence[str], log: Path) -> Iterator[Client]:
         yield client
 
 
-def measured(models: Models, logs: Path, count: int) -> Iterator[Figures]:
-    """All figures so far, after each phase."""
-    asked, target = requests(models, count), Reference(models.target, torch.float64)
+def measured(models: Models, logs: Path, count: int, names: Collection[str] = SERVERS.keys()) -> Iterator[Figures]:
+    """All figures so far, after each phase. names: of the servers that are to be compared."""
+    asked, target = requests(models, count), Reference(models.target, torch.float64).along
     with serving(["--no-speculation"], logs / "plain.log") as client:
         expected, _ = at_once(client, asked, logs)
     figures: Figures = {"requests": count, "tokens": sum(len(each.tokens) for each in expected)}
     compared: list[Compared] = []
-    for name, (flags, phases) in SERVERS.items():
+    for name in names:
+        flags, phases = SERVERS[name]
         with serving(flags, logs / f"{name}.log") as client, tempfile.TemporaryDirectory() as scratch:
             client.set_strategy(ANY_ARM)
             for phase in phases:
