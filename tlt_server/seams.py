@@ -9,7 +9,7 @@ What is put into SGLang's objects otherwise, while they run, is listed in patche
 from typing import Any
 
 from tlt_server.api.rollouts.aborts import abort_asked, still_wanted, wake_held
-from tlt_server.api.rollouts.requests import add_counts_to_meta_info, check_request
+from tlt_server.api.rollouts.requests import add_counts_to_meta_info, check_request, settle_request
 from tlt_server.api.rollouts.versions import add_versions_to_meta_info
 from tlt_server.config import ServerConfig
 from tlt_server.engine.cpu.install import (
@@ -64,6 +64,7 @@ __all__ = [
     "send_features",
     "sendable",
     "settle_end",
+    "settle_request",
     "start_method",
     "still_wanted",
     "take",

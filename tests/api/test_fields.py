@@ -3,8 +3,11 @@
 import asyncio
 import dataclasses
 import json
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,7 +24,8 @@ from tlt_server.api.fields.native import EMBED, GENERATE, SAMPLING
 from tlt_server.api.fields.patterns import is_grammar, is_stop_patterns
 from tlt_server.api.fields.routes import TABLES
 from tlt_server.api.fields.shown import as_markdown
-from tlt_server.api.rollouts.gate import MAX_BODY, MAX_NAMED, PARSED, Gate
+from tlt_server.api.rollouts.gate import MAX_BODY, MAX_NAMED, Gate
+from tlt_server.api.rollouts.scope import PARSED, TOLD
 from tlt_server.errors import BadRequest
 from tlt_server.metrics import MAX_NAMES, _ignored, count_ignored
 
@@ -60,7 +64,7 @@ def models() -> list[tuple[Table, set[str]]]:
 
 def test_every_field_of_upstreams_models_is_in_the_table() -> None:
     """Upstream's chat reads `reasoning` before its model does."""
-    extra = {openai.CHAT: {"reasoning"}}
+    extra = {openai.CHAT: {"reasoning"}, GENERATE: {"generated_tokens"}}
     for table, fields in models():
         assert set(table.fields) == fields | extra.get(table, set()), table.name
 
@@ -134,16 +138,93 @@ def test_a_parameter_in_the_wrong_place_is_refused(name: str) -> None:
         accept("/generate", {"text": "3", name: "5"})
 
 
-def test_seeds_and_strangers_are_named_and_neutral_values_are_not() -> None:
+def test_strangers_are_named_and_neutral_values_are_not() -> None:
     body = {"text": "3", "sampling_params": SHORT | {"sampling_seed": 3, "odd": [1]}, "odder": 1, "oddest": None}
     accepted, ignored = accept("/generate", body)
-    assert ignored == ["odder", "sampling_seed", "odd"]
+    assert ignored == ["odder", "odd"]
     assert accepted == {"text": "3", "sampling_params": SHORT | {"sampling_seed": 3}}
-    assert accept("/generate", body, SERVER._replace(can=frozenset({"seeds"})))[1] == ["odder", "odd"]
     assert accept("/v1/completions", {"prompt": "3", "seed": None, "odd": None}) == ({"prompt": "3"}, [])
     with pytest.raises(BadRequest, match=r"odder.*--strict-fields"):
         accept("/generate", body, SERVER._replace(strict=True))
-    accept("/generate", {"text": "3", "sampling_params": {"sampling_seed": 3}}, SERVER._replace(strict=True))
+
+
+SEEDED = {
+    "/generate": lambda seed: {"text": "3", "sampling_params": {"sampling_seed": seed}},
+    "/v1/completions": lambda seed: {"prompt": "3", "seed": seed},
+    "/v1/chat/completions": lambda seed: CHAT | {"seed": seed},
+}
+
+
+@pytest.mark.parametrize("path", SEEDED)
+@given(seed=st.integers(-(2**63), 2**64 - 1))
+def test_seeds_are_honoured(path: str, seed: int) -> None:
+    body = SEEDED[path](seed)
+    assert accept(path, body, SERVER._replace(strict=True)) == (body, [])
+
+
+@pytest.mark.parametrize("path", SEEDED)
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 2**200, 1.5, 3.0, True, "3", [3], {}])
+def test_what_is_no_seed_is_refused_in_a_line(path: str, seed: Any) -> None:
+    with pytest.raises(BadRequest, match=r"^(sampling_params\.sampling_)?seed: [^\n]+$"):
+        accept(path, SEEDED[path](seed))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "3", "seed": 3}),
+        ("/generate", {"text": "3", "sampling_seed": 3}),
+        ("/generate", {"text": "3", "sampling_params": {"seed": 3}}),
+        ("/v1/completions", {"prompt": "3", "sampling_seed": 3}),
+        ("/v1/chat/completions", CHAT | {"sampling_seed": 3}),
+    ],
+)
+def test_a_seed_of_another_dialect_is_refused_with_its_name_here(path: str, body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"here it is|goes into sampling_params"):
+        accept(path, body)
+
+
+GOES_ON = {"input_ids": [5, 6, 7], "generated_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        GOES_ON,
+        GOES_ON | {"sampling_params": {"n": 2, "min_new_tokens": 5, "max_new_tokens": 3}},
+        {"input_ids": [[5, 6], [7]], "generated_tokens": [1, None]},
+        {"input_ids": [[5, 6], [7, 8]], "generated_tokens": 1},
+        {"text": "3", "generated_tokens": 0},
+    ],
+)
+def test_a_response_that_goes_on(body: dict[str, Any]) -> None:
+    assert accept("/generate", body) == (body, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (GOES_ON | {"generated_tokens": 3}, "generated_tokens: 3, of 3 input ids"),
+        (GOES_ON | {"generated_tokens": -1}, "generated_tokens: "),
+        (GOES_ON | {"generated_tokens": True}, "generated_tokens: "),
+        (GOES_ON | {"generated_tokens": [1]}, "generated_tokens: a list, beside a single prompt"),
+        ({"input_ids": [[5, 6], [7]], "generated_tokens": 1}, "generated_tokens: 1, of 1 input ids"),
+        ({"input_ids": [[5, 6], [7]], "generated_tokens": [1]}, "generated_tokens: a list of 1"),
+        ({"text": "abc", "generated_tokens": 1}, "generated_tokens: counts input_ids"),
+        (
+            GOES_ON | {"sampling_params": {"min_new_tokens": 6, "max_new_tokens": 3}},
+            "sampling_params.min_new_tokens: 6 is more than max_new_tokens, 3 and the 2 generated tokens",
+        ),
+        (
+            GOES_ON | {"sampling_params": {"custom_params": {"generated_tokens": 1}}},
+            "sampling_params.custom_params: generated_tokens goes beside sampling_params",
+        ),
+        ({"text": "3", "sampling_params": {"generated_tokens": 1}}, "sampling_params.generated_tokens: goes beside"),
+    ],
+)
+def test_a_response_that_cannot_go_on_so(body: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{re.escape(why)}"):
+        accept("/generate", body)
 
 
 def test_what_a_server_must_be_started_for() -> None:
@@ -254,7 +335,12 @@ def test_batches_fit_together() -> None:
 
 
 def through(
-    path: str, body: bytes, answer: bytes = b"", stream: bool = False, root: str = ""
+    path: str,
+    body: bytes,
+    answer: bytes = b"",
+    stream: bool = False,
+    root: str = "",
+    tells: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[int, bytes, dict[str, Any] | None]:
     """Status and body that a client gets, and what SGLang's route was given, if it was reached."""
     given: list[dict[str, Any]] = []
@@ -263,6 +349,8 @@ def through(
     async def route(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["body"] == body
         given.append(scope[PARSED])
+        if tells:
+            scope[TOLD].update(tells)
         headers = [] if stream else [(b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for part in answer.splitlines(keepends=True) if stream else [answer]:
@@ -298,8 +386,17 @@ def test_what_was_ignored_is_told_in_each_meta_info_and_no_text_is_touched() -> 
 
 def test_streams_of_other_dialects_tell_it_at_the_top() -> None:
     answer = b'data: {"id":"data: {"}\n\ndata: [DONE]\n\n'
-    _, body, _ = through("/v1/completions", b'{"prompt":"3","seed":1}', answer, stream=True)
-    assert body == b'data: {"meta_info":{"ignored":["seed"]},"id":"data: {"}\n\ndata: [DONE]\n\n'
+    _, body, _ = through("/v1/completions", b'{"prompt":"3","odd":1}', answer, stream=True)
+    assert body == b'data: {"meta_info":{"ignored":["odd"]},"id":"data: {"}\n\ndata: [DONE]\n\n'
+
+
+def test_what_a_route_tells_is_at_the_top_of_answers_that_hold_no_meta_info() -> None:
+    answer = b'{"id":"a"}'
+    _, body, _ = through("/v1/completions", b'{"prompt":"3","odd":1}', answer, tells={"seed": 5})
+    assert json.loads(body) == {"meta_info": {"ignored": ["odd"], "seed": 5}, "id": "a"}
+    _, body, _ = through("/v1/completions", b'{"prompt":"3"}', answer, tells={"seed": 5})
+    assert json.loads(body) == {"meta_info": {"seed": 5}, "id": "a"}
+    assert through("/v1/completions", b'{"prompt":"3"}', answer)[1] == answer
 
 
 @pytest.mark.parametrize(

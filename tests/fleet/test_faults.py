@@ -1,5 +1,6 @@
 """Members that are killed, stopped, that refuse or fail at each phase of a transaction; fronts that are killed."""
 
+import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,22 @@ def test_it_is_answered_by_the_other(fleet: Fleet) -> None:
     assert {answer.status_code for answer in answers} == {200}
     assert [answer.headers["X-TLT-Attempt"] for answer in answers].count("2") == 1
     assert 'tlt_fleet_resent_total{why="dead"} 1.0' in fleet.http.get("/metrics").text
+    begun = {name: seeds(fleet, name) for name in "ab"}
+    (twice,) = begun["a"].keys() & begun["b"].keys()
+    assert begun["a"][twice] == begun["b"][twice], "the same sample"
+    assert len({seed for each in begun.values() for seed in each.values()}) == 12
+
+
+def seeds(fleet: Fleet, name: str) -> dict[str, str]:
+    """Of the requests that a member began to sample."""
+    told = map(json.loads, fleet.log(name).read_text().splitlines())
+    return {line["rid"]: line["seed"] for line in told if line["event"] == "begin"}
+
+
+def test_a_seed_that_the_client_gives_is_the_clients(fleet: Fleet) -> None:
+    fleet.start("a").await_states(a="ready")
+    fleet.generate(1, rid="x", headers={"x-tlt-seed": "5"})
+    assert seeds(fleet, "a") == {"x": "5"}
 
 
 def test_a_stream_that_has_begun_is_cut_off_and_not_sent_again(fleet: Fleet) -> None:

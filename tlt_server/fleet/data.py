@@ -1,10 +1,11 @@
 """Requests for responses: passed on byte by byte, to one member whose weights are the fleet's.
 
 One is sent a second time only if the member refused it before it sampled, or is known to be dead, and nothing of its
-answer has gone out: never because it takes long.
+answer has gone out: never because it takes long. One that gives no seed is given one here, which both members have.
 """
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
+from tlt_client.wire import SEED
 
 from tlt_server.fleet.calls import SAMPLED
 from tlt_server.fleet.control import Control
@@ -95,6 +97,7 @@ class Data:
     async def answer(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
         """The member's answer, or an error of the front's own."""
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP)
+        headers.setdefault(SEED, str(secrets.randbits(53)))  # whichever member samples it, it is the same sample
         known = asked(body)
         job = Job(
             path, request.path_qs if request.rel_url.raw_query_string else request.rel_url.raw_path, request.method,

@@ -103,7 +103,7 @@ class StandIn:
         rids = asked.get("rid") or os.urandom(8).hex()
         count = asked.get("sampling_params", {}).get("max_new_tokens", 8)
         each = [
-            self._sample(prompt, rid, count)
+            self._sample(prompt, rid, count, request.headers.get("X-TLT-Seed"))
             for prompt, rid in zip(
                 prompts if several else [prompts],
                 rids if isinstance(rids, list) else [f"{rids}_{i}" for i in range(len(prompts))] if several else [rids],
@@ -118,10 +118,10 @@ class StandIn:
         answers = await asyncio.gather(*map(_last, each))
         return web.json_response(list(answers) if several else answers[0])
 
-    async def _sample(self, prompt: list[int], rid: str, count: int) -> Any:
+    async def _sample(self, prompt: list[int], rid: str, count: int, seed: str | None) -> Any:
         """Yields the answer after each token."""
         version, made = self.weight_version, tokens(self.weights, prompt, count)
-        self.tell("begin", rid=rid, version=version)
+        self.tell("begin", rid=rid, version=version, seed=seed)
         gone = self.aborted.setdefault(rid, asyncio.Event())
         reason = {"type": "length", "length": count}
         done = 0

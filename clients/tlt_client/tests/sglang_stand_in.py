@@ -79,6 +79,7 @@ class StandIn(ThreadingHTTPServer):
         self.rids: list[str] = []
         self.bodies: list[Json] = []
         self.versions: list[dict[str, str]] = []
+        self.seeds: list[str | None] = []
         self.aborted: list[str] = []
         self.other: list[tuple[str, str, Json, str | None]] = []
         self.changed = threading.Condition()
@@ -123,7 +124,9 @@ class Handler(BaseHTTPRequestHandler):
             if self.path == "/generate":
                 self.server.rids.append(fields["rid"])
                 self.server.bodies.append(fields)
-                self.server.versions.append({k: v for k, v in self.headers.items() if k.startswith("X-TLT")})
+                ours = {k: v for k, v in self.headers.items() if k.startswith("X-TLT")}
+                self.server.seeds.append(ours.pop("X-TLT-Seed", None))
+                self.server.versions.append(ours)
                 self.server.running += 1
                 self.server.most_running = max(self.server.most_running, self.server.running)
                 act = self.server.acts.popleft() if self.server.acts else well

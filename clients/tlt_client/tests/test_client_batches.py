@@ -18,6 +18,7 @@ from tlt_client import (
     BadRequest,
     SamplingParams,
     Timeout,
+    sample_seed,
 )
 
 Connect = Callable[..., Any]
@@ -50,9 +51,26 @@ def test_a_group_draws_each_sample_with_its_own_seed(connect: Connect) -> None:
     with serving() as server:
         client = connect(server.url)
         assert [r.text for r in client.generate_group("abc", 3, SamplingParams(sampling_seed=7))] == ["abc"] * 3
-        assert sorted(b["sampling_params"]["sampling_seed"] for b in server.bodies) == [7, 8, 9]
+        assert sorted(b["sampling_params"]["sampling_seed"] for b in server.bodies) == sorted(
+            sample_seed(7, i) for i in range(3)
+        )
         client.generate_group("abc", 2, logprobs=True)
         assert all("sampling_seed" not in b["sampling_params"] and b["return_logprob"] for b in server.bodies[3:])
+
+
+def test_a_batch_of_one_seed_has_as_many(connect: Connect) -> None:
+    with serving() as server:
+        connect(server.url).generate_batch(["a", "b"], SamplingParams(sampling_seed=7))
+        seeds = {b["text"]: b["sampling_params"]["sampling_seed"] for b in server.bodies}
+    assert seeds == {"a": 7, "b": sample_seed(7, 1)}
+
+
+def test_samples_without_a_seed_offer_one_each_and_keep_it_when_sampled_anew(connect: Connect) -> None:
+    with serving(drop_after_reading) as server:
+        connect(server.url).generate_group("abc", 3)
+        assert len(server.seeds) == 4
+        assert len(set(server.seeds)) == 3
+        assert all(seed is not None and int(seed) < 2**53 for seed in server.seeds)
 
 
 def test_a_lost_sample_of_a_group_costs_that_sample_alone(connect: Connect) -> None:

@@ -62,6 +62,32 @@ def test_the_rest_is_asked_for_and_joined(connect: Connect) -> None:
     assert (whole.finish_reason, whole.ignored) == (FinishReason("stop", 2), ("sampling_seed",))
 
 
+def test_the_rest_of_a_rollout_that_tells_its_seed_is_counted_by_the_server(connect: Connect) -> None:
+    first = begun(67, 68, 69, seed=11)
+    with serving(answers(70, finish=ABORT, seed=11), answers(71, seed=11)) as server:
+        client = connect(server.url)
+        again = client.continue_rollout(first, PROMPT, SAMPLING)
+        whole = client.continue_rollout(again, PROMPT, SAMPLING)
+        asked = [(fields["generated_tokens"], fields["sampling_params"]) for fields in server.bodies]
+    assert (again.seed, whole.seed, whole.tokens) == (11, 11, (67, 68, 69, 70, 71))
+    seeded = {"sampling_seed": 11, "min_new_tokens": 4}
+    assert asked == [(3, seeded | {"max_new_tokens": 7}), (4, seeded | {"max_new_tokens": 6})]
+
+
+def test_a_minimum_may_lie_near_the_end(connect: Connect) -> None:
+    params = SamplingParams(max_new_tokens=10, min_new_tokens=9)
+    with serving(answers(70, seed=11)) as server:
+        connect(server.url).continue_rollout(begun(*range(70, 78), seed=11), PROMPT, params)
+        assert server.bodies[0]["sampling_params"] == {"max_new_tokens": 2, "min_new_tokens": 9, "sampling_seed": 11}
+
+
+def test_one_that_has_no_token_yet_begins_with_its_seed(connect: Connect) -> None:
+    with serving(answers(70, seed=11)) as server:
+        connect(server.url).continue_rollout(begun(seed=11), PROMPT, SAMPLING)
+        assert "generated_tokens" not in server.bodies[0]
+        assert server.bodies[0]["sampling_params"]["sampling_seed"] == 11
+
+
 def test_a_limit_is_that_of_the_whole(connect: Connect) -> None:
     with serving(answers(70, 71, finish={"type": "length", "length": 2})) as server:
         whole = connect(server.url).continue_rollout(begun(67), PROMPT, SamplingParams(max_new_tokens=3))

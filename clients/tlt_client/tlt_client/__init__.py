@@ -21,7 +21,7 @@ from tlt_client.errors import (
 )
 from tlt_client.flow import Retry
 from tlt_client.rollouts import Chunk, DrafterSpan, FinishReason, Rollout, SpecCounts, TargetSpan
-from tlt_client.sampling import SamplingParams
+from tlt_client.sampling import SamplingParams, sample_seed
 from tlt_client.schemas import (
     Arm,
     Drafter,
@@ -91,4 +91,5 @@ __all__ = [
     "VersionConflict",
     "Versions",
     "Watch",
+    "sample_seed",
 ]

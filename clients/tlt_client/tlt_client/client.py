@@ -87,16 +87,18 @@ class Client:
     def generate_group(
         self, prompt: Prompt, n: int, sampling: SamplingParams | None = None, **asked: "Unpack[Asked]"
     ) -> list[Rollout]:
-        """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes seed + i for sample i."""
+        """n rollouts of one prompt, as GRPO wants them. A sampling_seed becomes `sample_seed(seed, i)` for sample i."""
         return self._all(self._session.group(prompt, n, sampling, **asked))
 
     def continue_rollout(
         self, rollout: Rollout, prompt: Sequence[int], sampling: SamplingParams, **asked: "Unpack[AskedAgain]"
     ) -> Rollout:
         """An aborted rollout, sampled to its end: one rollout, with the tokens, logprobs and versions of both parts.
+        Its tokens are those that it would have had, unless weights changed.
 
-        prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is. A stop
-        string is found in the new part only. InvalidArgument: grammars and penalties look back at sampled tokens.
+        prompt, sampling: as it began with, the prompt in token ids. One that is whole is returned as it is.
+        A server that tells no seed does not know that it goes on: it finds stop strings in the new part only, and by
+        grammars and penalties, which look back at sampled tokens, it is InvalidArgument.
         """
         return self._run(self._session.rollout(self._session.continuation(rollout, prompt, sampling, **asked)))
 
@@ -109,7 +111,7 @@ class Client:
     ) -> list[Rollout]:
         """`continue_rollout` for each, in order; only those that are not whole are sent.
 
-        Of a group with a sampling_seed, sample i began with seed + i: give `sampling` for each.
+        Each goes on with the seed that it tells, whatever `sampling` says.
         """
         return self._all(self._session.continuations(rollouts, prompts, sampling, **asked))
 

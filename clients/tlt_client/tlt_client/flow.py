@@ -21,6 +21,7 @@ is why no rid of a caller may begin with `~`.
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ class Retry:
     """How often and how patiently. `attempts` counts every request sent, the first too.
 
     Beware of `resamples` where something cuts connections after a fixed time, as proxies do: long rollouts are cut and
-    short ones are not, and drawing again until one gets through favours short ones. `Rollout.resamples` tells you.
+    short ones are not, and drawing again until one gets through favours short ones. `Rollout.resamples` tells you. From
+    tlt-server it is the same sample that is drawn again, unless weights changed meanwhile.
     """
 
     attempts: int = 6
@@ -143,6 +145,8 @@ class Sample:
     """Its batch has failed: send it no more."""
     begun: Rollout | None = None
     """What it goes on from."""
+    seed: int = field(default_factory=lambda: secrets.randbits(53))
+    """For a server that takes one where the body gives none: sampled anew, it is the same sample."""
 
     @property
     def rid(self) -> str:
@@ -150,7 +154,7 @@ class Sample:
 
     def call(self, stream: bool) -> Call:
         body = wire.encode(self.fields | {"rid": self.rid, "stream": stream})
-        return Call("POST", "/generate", self.until, body, self.headers)
+        return Call("POST", "/generate", self.until, body, {**self.headers, wire.SEED: str(self.seed)})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Partial rollouts: what is asked of the server to continue one, and how its parts become one rollout."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,18 +15,20 @@ LOOKS_BACK = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0),
     "repetition_penalty": 1,
 }
-"""By these the server judges a token by those that it has sampled, and it takes what it is sent for a prompt. With the
-value at which each does nothing."""
+"""By these a server judges a token by those that it has sampled; SGLang's own takes what it is sent for a prompt. With
+the value at which each does nothing."""
 
 
 def left_of(begun: Rollout, sampling: SamplingParams) -> tuple[Rollout, SamplingParams]:
     """What to go on from, and how to sample the rest. What is not aborted is whole, as is what was cut at its limit.
 
+    The rest has the seed that the rollout tells: so its tokens are those that it would have had.
+
     Raises InvalidArgument: it was begun with another limit or with none, or the law of the rest would be another one.
     """
     if not begun.aborted:
         return begun, sampling
-    for name, neutral in LOOKS_BACK.items():
+    for name, neutral in LOOKS_BACK.items() if begun.seed is None else ():
         if getattr(sampling, name) not in (None, neutral):
             raise InvalidArgument(f"{name} looks back at sampled tokens, which a continued rollout sends as its prompt")
     had, limit = len(begun.tokens), sampling.max_new_tokens
@@ -35,7 +37,21 @@ def left_of(begun: Rollout, sampling: SamplingParams) -> tuple[Rollout, Sampling
     if limit == had:
         begun = msgspec.structs.replace(begun, finish_reason=FinishReason("length", length=limit))
     least = sampling.min_new_tokens and max(sampling.min_new_tokens - had, 0)
-    return begun, msgspec.structs.replace(sampling, max_new_tokens=limit - had, min_new_tokens=least)
+    seed = sampling.sampling_seed if begun.seed is None else begun.seed
+    return begun, msgspec.structs.replace(
+        sampling, max_new_tokens=limit - had, min_new_tokens=least, sampling_seed=seed
+    )
+
+
+def counting(begun: Rollout, sampling: SamplingParams, rest: SamplingParams) -> dict[str, Any]:
+    """Fields of the request for the rest, by which the server counts what was sampled before. One that tells seeds
+    does; it takes `min_new_tokens` for that of the whole response."""
+    if begun.seed is None or not begun.tokens:
+        return {}
+    params = msgspec.to_builtins(rest)
+    if sampling.min_new_tokens is not None:
+        params["min_new_tokens"] = sampling.min_new_tokens
+    return {"generated_tokens": len(begun.tokens), "sampling_params": params}
 
 
 def joined(begun: Rollout, more: Rollout) -> Rollout:
@@ -52,6 +68,7 @@ def joined(begun: Rollout, more: Rollout) -> Rollout:
         prompt_tokens=begun.prompt_tokens or max(more.prompt_tokens - at, 0),
         completion_tokens=at + len(more.tokens),
         cached_tokens=begun.cached_tokens,
+        seed=begun.seed if more.seed is None else more.seed,
         weight_versions=_target_spans(begun, more),
         drafter_versions=_spans(begun.drafter_versions, more.drafter_versions, at),
         accept_length=_accept_length(begun, more),

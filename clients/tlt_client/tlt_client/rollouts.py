@@ -69,6 +69,9 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens whose KV entries were found in the cache."""
+    seed: int | None = None
+    """What it was sampled by: as `sampling_seed`, with the same prompt and weights, it gives the same tokens. None from
+    a server that does not say, as SGLang's own."""
     weight_version: str | None = None
     """Version of the target's weights when the rollout ended."""
     weight_versions: tuple[TargetSpan, ...] = ()
@@ -81,7 +84,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     spec: SpecCounts | None = None
     """None without speculation, or from a server that does not send all three counts."""
     ignored: tuple[str, ...] = ()
-    """Fields of the request that the server does not honour, as tlt-server names them; `sampling_seed` may be one."""
+    """Fields of the request that the server does not honour, as tlt-server names them."""
     resamples: int = 0
     """How often it was sampled anew because an answer was lost. See `Retry`: many of these bias lengths."""
 

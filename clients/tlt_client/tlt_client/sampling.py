@@ -1,5 +1,6 @@
 """How to sample: SGLang's names, checked before anything is sent."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -43,7 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: Mapping[Count, float] | None = None
     """What to add to the logit of a token id."""
     sampling_seed: int | None = None
-    """Where it is not honoured, tlt-server says so in `Rollout.ignored`. Sample i of a group is sent seed + i."""
+    """64 bits. With the prompt and the weights it settles every token; `Rollout.seed` tells a drawn one. Where it is
+    given for a group or a batch, sample i is sent `sample_seed(sampling_seed, i)`."""
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -75,3 +77,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 @cache
 def _fields() -> dict[str, Any]:
     return get_type_hints(SamplingParams, include_extras=True)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of one of several samples of a request to tlt-server: of sample k of n of prompt j, index j * n + k.
+
+    That of index 0 is `seed` itself; others are the upper 53 bits of blake2b, of 8 bytes, over both as 8 bytes; all
+    little endian. So samples of neighbouring seeds do not coincide.
+    """
+    if index == 0:
+        return seed
+    both = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(both, digest_size=8).digest(), "little") >> 11

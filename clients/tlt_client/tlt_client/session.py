@@ -16,7 +16,7 @@ from tlt_client import errors, partial, wire
 from tlt_client.control import Control
 from tlt_client.flow import RESAMPLED, Call, Flow, Policy, Retry, Sample
 from tlt_client.rollouts import Rollout
-from tlt_client.sampling import SamplingParams
+from tlt_client.sampling import SamplingParams, sample_seed
 from tlt_client.wire import Prompt
 
 
@@ -112,14 +112,10 @@ class Session:
         ]
 
     def group(self, prompt: Prompt, n: int, sampling: SamplingParams | None, **asked: Any) -> list[Sample]:
-        """n samples of one prompt. Equal seeds would make them equal, so each has its own."""
+        """n samples of one prompt."""
         if n < 1:
             raise errors.InvalidArgument(f"n={n}: a group has at least one sample")
-        params = sampling or SamplingParams()
-        if (seed := params.sampling_seed) is None:
-            return self.samples([prompt] * n, params, **asked)
-        seeded = [msgspec.structs.replace(params, sampling_seed=seed + i) for i in range(n)]
-        return self.samples([prompt] * n, seeded, **asked)
+        return self.samples([prompt] * n, sampling, **asked)
 
     def continuations(
         self,
@@ -145,6 +141,7 @@ class Session:
         if not begun.aborted:
             return Sample({}, begun.rid, False, math.inf, begun=begun)
         (sample,) = self.samples([tokens], rest, logprobs=begun.logprobs is not None, **asked)
+        sample.fields |= partial.counting(begun, sampling, rest)
         sample.begun = begun
         return sample
 
@@ -199,8 +196,12 @@ def _finite(seconds: float) -> float | None:
 
 
 def one_for_each(sampling: SamplingParams | Sequence[SamplingParams] | None, n: int) -> Sequence[SamplingParams]:
+    """Of one seed each has its own, as in one request for all: equal ones would make samples of a prompt equal."""
     if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * n
+        params = sampling or SamplingParams()
+        if (seed := params.sampling_seed) is None:
+            return [params] * n
+        return [msgspec.structs.replace(params, sampling_seed=sample_seed(seed, i)) for i in range(n)]
     if len(sampling) != n:
         raise errors.InvalidArgument(f"{len(sampling)} sampling parameters for {n} prompts: give one, or one for each")
     return sampling

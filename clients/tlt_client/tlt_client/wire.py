@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 WEIGHT_VERSION, TARGET_VERSION = "X-TLT-Weight-Version", "X-TLT-Target-Version"
 """Headers of a request that only certain weights may sample: by the trainer's name for them, by tlt-server's number."""
+SEED = "X-TLT-Seed"
+"""Header of a request: its seed, should its body give none; a decimal number below 2**53."""
 
 _OURS = ("text", "input_ids", "sampling_params", "return_logprob", "rid", "stream")
 _MAX_MESSAGE = 500
@@ -107,6 +109,7 @@ class Meta(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     weight_version: str | None = None
+    seed: int | None = None
     weight_versions: tuple[TargetSpan, ...] = ()
     drafter_versions: tuple[DrafterSpan, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -213,6 +216,7 @@ def build_rollout(
         completion_tokens=meta.completion_tokens,
         cached_tokens=meta.cached_tokens,
         weight_version=meta.weight_version,
+        seed=meta.seed,
         weight_versions=meta.weight_versions,
         drafter_versions=meta.drafter_versions,
         accept_length=_accept_length(meta),
@@ -229,15 +233,11 @@ def _accept_length(meta: Meta) -> float | None:
 
 
 def _spec_counts(meta: Meta) -> SpecCounts | None:
-    accepted = _first(meta.spec_num_correct_drafts, meta.spec_accept_token_num)
-    proposed = _first(meta.spec_num_proposed_drafts, meta.spec_draft_token_num)
+    accepted = meta.spec_accept_token_num if meta.spec_num_correct_drafts is None else meta.spec_num_correct_drafts
+    proposed = meta.spec_draft_token_num if meta.spec_num_proposed_drafts is None else meta.spec_num_proposed_drafts
     if meta.spec_verify_ct is None or accepted is None or proposed is None:
         return None
     return SpecCounts(meta.spec_verify_ct, accepted, proposed)
-
-
-def _first(new: int | None, old: int | None) -> int | None:
-    return old if new is None else new
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import httpx
 import msgspec
 import typer
-from tlt_client import Client, SamplingParams
+from tlt_client import Client, SamplingParams, sample_seed
 from tlt_server.demo.task import Problem, grade, problems
 
 CALL = " so "
@@ -33,7 +33,7 @@ class Turn(NamedTuple):
     cached_tokens: int
     """Of the prompt, those that were in the prefix cache."""
     ignored: tuple[str, ...]
-    """Fields that the server does not honour: the seed, on one that cannot."""
+    """Fields that the server does not honour."""
 
 
 class Route(Protocol):
@@ -111,11 +111,10 @@ def calculated(line: str) -> str | None:
 
 
 def converse(route: Route, sampling: SamplingParams, most_turns: int) -> tuple[str, list[Turn]]:
-    """The whole response, the tool's part of it too, and its turns; each has a seed of its own."""
+    """The whole response, the tool's part of it too, and its turns; of one seed, each begins where the last ended."""
     text, turns = "", list[Turn]()
     while len(turns) < most_turns:
-        seed = None if sampling.sampling_seed is None else sampling.sampling_seed + len(turns)
-        turns.append(route.turn(msgspec.structs.replace(sampling, sampling_seed=seed)))
+        turns.append(route.turn(sampling))
         text += turns[-1].text
         answer = calculated(text.rpartition("\n")[2]) if turns[-1].calls else None
         if answer is None:
@@ -134,14 +133,15 @@ def main(
     url: Annotated[str, typer.Option(help="Of the rollout server.")],
     route: Annotated[By, typer.Option(help="/generate, or /v1/chat/completions.")] = By.TOKENS,
     count: Annotated[int, typer.Option(help="Problems.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the problems, and of each turn's sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the problems, and of sampling.")] = 0,
 ) -> None:
     """Answer problems with a calculator's help; a line of JSON for each."""
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=256, stop=CALL, no_stop_trim=True, sampling_seed=seed)
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=256, stop=CALL, no_stop_trim=True)
     with Client(url) as client, httpx.Client(base_url=url, timeout=60) as http:
-        for problem in problems(count, seed):
+        for number, problem in enumerate(problems(count, seed)):
             begun = Tokens(client, http, problem) if route is By.TOKENS else Chat(http, problem)
-            text, turns = converse(begun, sampling, most_turns=32)
+            seeded = msgspec.structs.replace(sampling, sampling_seed=sample_seed(seed, number))
+            text, turns = converse(begun, seeded, most_turns=32)
             found = {"text": text, "right": grade(problem, text), "turns": [turn._asdict() for turn in turns]}
             typer.echo(msgspec.json.encode(found).decode())
 

@@ -78,6 +78,43 @@ def plain(sampled: list[int], given_params: dict[str, Any], grammar: int | None)
 @given(
     st.lists(tokens, min_size=1, max_size=MOST + 6),
     params,
+    st.lists(st.integers(1, 6), min_size=MOST + 6, max_size=MOST + 6),
+    st.integers(1, MOST),
+)
+@example(WORDS[:4], {"stop": [TOKENIZER.decode(WORDS[1:3])]}, [3] * 18, 2)
+def test_a_response_that_goes_on_ends_where_it_would_have(
+    sampled: list[int], given_params: dict[str, Any], lengths: list[int], cut: int
+) -> None:
+    """Over cuts between two requests, and of the second one's steps."""
+    expected = plain(sampled, given_params, None)
+    before = sampled[:cut]
+    if len(before) >= len(expected.output_ids_through_stop):
+        return
+    most = given_params.get("max_new_tokens", 100) - len(before)
+    custom = {"custom_params": {"generated_tokens": len(before)}, "max_new_tokens": most}
+    req = request(given_params | custom, None)
+    req.origin_input_ids.extend(before)
+    left = sampled[cut:]
+    for length in lengths:
+        step, left = left[:length], left[length:]
+        if not step or req.finished():
+            break
+        feed(req, step, settle_end)
+    assert req.sampling_params.max_new_tokens == most
+    assert req.finished() == expected.finished()
+    assert [*before, *req.output_ids_through_stop] == list(expected.output_ids_through_stop)
+    if expected.finished():
+        told, whole = req.finished_reason.to_json(), expected.finished_reason.to_json()
+        if "length" in told:
+            told["length"] += len(before)
+        assert told == whole
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@given(
+    st.lists(tokens, min_size=1, max_size=MOST + 6),
+    params,
     st.none() | st.integers(1, MOST),
     st.lists(st.integers(1, 6), min_size=MOST + 6, max_size=MOST + 6),
     st.none() | st.integers(0, 6),

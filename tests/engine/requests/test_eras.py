@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from tlt_server.engine.requests.eras import name_era, renaming_waiting
 
@@ -18,7 +19,7 @@ class Req:
     """Of upstream's `Req`, what is used here."""
 
     def __init__(self, extra_key: str | None) -> None:
-        self.extra_key = extra_key
+        self.extra_key, self.sampling_params = extra_key, SamplingParams()
 
 
 KEYS = st.one_of(st.none(), st.text("era 1|", min_size=1, max_size=8))

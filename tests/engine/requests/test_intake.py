@@ -35,7 +35,7 @@ FIELDS: dict[str, Any] = {
 
 
 def request(params: dict[str, Any] | None = None, **fields: Any) -> TokenizedGenerateReqInput:
-    sampling = SamplingParams(**{"max_new_tokens": 4} | (params or {}))
+    sampling = SamplingParams(**{"max_new_tokens": 4, "sampling_seed": 7} | (params or {}))
     return TokenizedGenerateReqInput(rid="a", sampling_params=sampling, **FIELDS | fields)
 
 
@@ -71,6 +71,9 @@ UNFIT_PARAMS: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 2**31},
     "max_new_tokens": {"max_new_tokens": 2**31},
     "sampling_seed": {"sampling_seed": 2**63},
+    "no sampling_seed": {"sampling_seed": None},
+    "more generated tokens than ids": {"custom_params": {"generated_tokens": 2}},
+    "a negative count of generated tokens": {"custom_params": {"generated_tokens": -1}},
     "stop_token_ids": {"stop_token_ids": {VOCAB}},
     "stream_interval": {"stream_interval": -1},
     "a key of logit_bias": {"logit_bias": {str(VOCAB): 1.0}},

@@ -58,7 +58,10 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrafterWeights:
     )
     target_runner = SimpleNamespace(model=target, model_config=SimpleNamespace(model_path="target", vocab_size=4))
     worker = SimpleNamespace(
-        draft_runner=runner, target_worker=SimpleNamespace(model_runner=target_runner), hot_token_id=None
+        draft_runner=runner,
+        target_worker=SimpleNamespace(model_runner=target_runner),
+        hot_token_id=None,
+        noise=SimpleNamespace(forget=lambda: None),
     )
     return DrafterWeights(worker)
 

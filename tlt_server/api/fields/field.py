@@ -32,7 +32,6 @@ NEEDS = {
     "indexer": "--enable-return-indexer-topk",
     "thinking": "--enable-strict-thinking",
     "reasoning": "--reasoning-parser",
-    "seeds": "--enable-deterministic-inference",
     "embedding": "--is-embedding",
     "suffixes": "--completion-template",
 }
@@ -62,7 +61,7 @@ class Field(NamedTuple):
 
     type: what msgspec holds its value against, strictly; null is always allowed. note: for the docs, and for who is
         refused. inner: the table of the object, or of each object of a list, that the value is.
-    needs: a name of `NEEDS`: without it the field is refused, unless neutral (of an ignored one: it is ignored).
+    needs: a name of `NEEDS`: without it the field is refused, unless neutral.
     neutral: values that ask for nothing, besides null, what is empty, and false; with True among them false asks.
     """
 
@@ -128,8 +127,7 @@ class Table:
                 if value is not None or self.nulls:
                     accepted[name] = value
             elif not field.is_neutral(value):
-                ignored += [_unserved(field, value, at)]
-                accepted[name] = value
+                raise _unserved(field, value, at)
         self._convert(accepted, at)
         for name, value in accepted.items():
             field = self.fields[name]
@@ -164,18 +162,16 @@ class Table:
             raise BadRequest(f"{at}{place}: {what[:1].lower()}{what[1:]}") from error
 
 
-def _unserved(field: Field, value: Any, at: str) -> str:
-    """The name of a field that is ignored. Raises BadRequest: it is refused."""
-    if field.effect is IGNORED:
-        return field.name
+def _unserved(field: Field, value: Any, at: str) -> BadRequest:
+    """Why a field is refused."""
     if field.needs == "plain":
-        raise BadRequest(
+        return BadRequest(
             f"{at}{field.name}={brief(value)}: cannot be honoured exactly while speculation is on. "
             "Leave it out, or send the request to a server started with --no-speculation"
         )
     if field.needs:
-        raise BadRequest(f"{at}{field.name}: not served without {NEEDS[field.needs]}. Leave it out")
-    raise BadRequest(f"{at}{field.name}: {field.note or 'not served'}")
+        return BadRequest(f"{at}{field.name}: not served without {NEEDS[field.needs]}. Leave it out")
+    return BadRequest(f"{at}{field.name}: {field.note or 'not served'}")
 
 
 def _inner(table: Table, value: Any, server: Server, at: str) -> tuple[Any, list[str]]:

@@ -3,10 +3,11 @@
 from typing import Any
 
 from tlt_server.api.fields import values
-from tlt_server.api.fields.field import HONOURED, IGNORED, NONE, REFUSED, Body, Server, Table, fields
+from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Server, Table, fields
 from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.patterns import is_grammar, is_pattern, is_stop_patterns
+from tlt_server.engine.requests.continued import GENERATED
 from tlt_server.errors import BadRequest
 
 MAX_SAMPLES, MAX_ROLLOUTS = 1024, 16_384
@@ -23,9 +24,6 @@ def one_grammar(params: Body, server: Server) -> None:
         raise BadRequest(f"{given[1]}: beside {given[0]}, and a request has one grammar")
     if given and params.get("min_new_tokens"):
         raise BadRequest(f"min_new_tokens: {UNENDED}")
-    least, most = params.get("min_new_tokens"), params.get("max_new_tokens")
-    if least is not None and most is not None and least > most:
-        raise BadRequest(f"min_new_tokens: {least} is more than max_new_tokens, {most}")
 
 
 SAMPLING = Table(
@@ -51,15 +49,18 @@ SAMPLING = Table(
         *fields("skip_special_tokens spaces_between_special_tokens no_stop_trim", NONE, bool, "of the text"),
         F("stream_interval", NONE, values.Count, "", values.is_positive),
         F("logit_bias", HONOURED, dict[str, float], "by token id", values.is_bias),
-        F("sampling_seed", IGNORED, values.Long, "", needs="seeds"),
-        F("custom_params", NONE, values.Params, "for a custom logit processor", values.is_bounded),
+        F("sampling_seed", HONOURED, values.Seed, "64 bits; drawn if not given", values.is_seed),
+        F("custom_params", NONE, values.Params, "for a custom logit processor", values.is_custom),
         *fields("stop_strs stop_regex_strs stop_str_max_len stop_regex_max_len is_normalized", REFUSED, Any, INTERNAL),
     ],
-    [FOREIGN],
+    [{"seed": F("seed", REFUSED, note="here it is sampling_seed")}, FOREIGN],
     one_grammar,
     nulls=True,
 )
 
+GENERATED_TOKENS = F(
+    GENERATED, HONOURED, values.Counts, "of a response that goes on: how many of the last ids are its own", neutral=(0,)
+)
 PD = "of disaggregation"
 SHARED = (
     F("rid", NONE, values.Names, "", values.is_new_rid),
@@ -83,6 +84,7 @@ GENERATE_FIELDS = (
     F("input_ids", HONOURED, values.IdsOrLists, "", values.is_prompt_ids),
     F("input_embeds", HONOURED, list[list[float | list[float]]], "", values.is_embeds, needs="embeds"),
     F("sampling_params", HONOURED, values.Objects, "an object, or one for each prompt", inner=SAMPLING),
+    GENERATED_TOKENS,
     F("session_id", NONE, values.Name),
     F("session_params", REFUSED, values.Object, UNSERVED_SESSIONS),
     F("return_logprob", NONE, values.Flags),
@@ -118,8 +120,12 @@ GENERATE_FIELDS = (
 PER_PROMPT = (
     *("rid", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask"),
     *("return_hidden_states", "lora_path", "custom_logit_processor", "extra_key", "bootstrap_host", "bootstrap_port"),
-    *("bootstrap_room", "bootstrap_pair_key", "decode_tp_size"),
+    *("bootstrap_room", "bootstrap_pair_key", "decode_tp_size", GENERATED),
 )
+
+
+EXPANDED = {"rid", "sampling_params", "lora_path", "extra_key", "return_hidden_states", GENERATED}
+"""Of these, those that upstream, or we, spread over the samples of each prompt."""
 
 
 def fits_together(body: Body, server: Server) -> None:
@@ -143,6 +149,30 @@ def fits_together(body: Body, server: Server) -> None:
     _is_per_prompt("token_ids_logprob", ids and isinstance(ids[0], list) and ids, count if several else 0, samples)
     if isinstance(body.get("rid"), str) and several:
         values.is_new_rid([f"{body['rid']}_{i}" for i in range(count)], server)
+    _continues(body, prompt if several else [prompt])
+
+
+def _continues(body: Body, prompts: list[Any]) -> None:
+    counts, params = (_each(body.get(name), len(prompts)) for name in (GENERATED, "sampling_params"))
+    if any(counts) and body.get("input_ids") is None:
+        raise BadRequest(f"{GENERATED}: counts input_ids, and the prompt is not given so")
+    for generated, sampling, prompt in zip(counts, params, prompts, strict=True):
+        is_continued(generated or 0, len(prompt), sampling or {}, "min_new_tokens", "max_new_tokens")
+
+
+def _each(value: Any, count: int) -> list[Any]:
+    return value if isinstance(value, list) else [value] * count
+
+
+def is_continued(generated: int, length: int, params: Body, minimum: str, maximum: str) -> None:
+    """Of one prompt: the tokens that were sampled before are some of its ids, and with them no more are asked for at
+    least than at most. minimum, maximum: as the dialect calls them. Raises BadRequest."""
+    if generated and generated >= length:
+        raise BadRequest(f"{GENERATED}: {generated}, of {length} input ids: a prompt must come before them")
+    least, most = params.get(minimum), params.get(maximum)
+    if least is not None and most is not None and least > generated + most:
+        beside = f" and the {generated} generated tokens" if generated else ""
+        raise BadRequest(f"sampling_params.{minimum}: {least} is more than {maximum}, {most}{beside}")
 
 
 def _samples(params: Any) -> int:
@@ -160,7 +190,7 @@ def _is_per_prompt(name: str, value: Any, count: int, samples: int) -> None:
         raise BadRequest(f"{name}: a list, beside a single prompt")
     if len(value) != count:
         raise BadRequest(f"{name}: a list of {len(value)}, beside {count} prompts")
-    if samples > 1 and name not in ("rid", "sampling_params", "lora_path", "extra_key", "return_hidden_states"):
+    if samples > 1 and name not in EXPANDED:
         raise BadRequest(f"{name}: a list, beside {samples} samples of each prompt")
     if name in ("rid", "sampling_params", "extra_key") and None in value:
         raise BadRequest(f"{name}: null within a list")
@@ -172,6 +202,7 @@ MISPLACED = {
     field.name: F(field.name, REFUSED, note="goes into sampling_params", neutral=field.neutral)
     for field in SAMPLING.fields.values()
 }
+MISPLACED["seed"] = F("seed", REFUSED, note="here it is sampling_seed, and goes into sampling_params")
 GENERATE = Table("GenerateReqInput", GENERATE_FIELDS, [MISPLACED, FOREIGN], fits_together)
 SAMPLING.others |= {
     field.name: F(field.name, REFUSED, note="goes beside sampling_params, not into it")

@@ -15,7 +15,7 @@ ELSEWHERE = {
     for field in table.fields.values()
     if field.effect is HONOURED
 }
-OTHERS = [FOREIGN, ELSEWHERE]
+OTHERS = [{"sampling_seed": F("sampling_seed", REFUSED, note="here it is seed")}, FOREIGN, ELSEWHERE]
 MODEL = F("model", NONE, str, "there is one; NAME:ADAPTER needs --enable-lora")
 USER = F("user", NONE, str)
 RID = F("rid", NONE, values.Name, "", values.is_new_rid)

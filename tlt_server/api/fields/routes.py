@@ -37,6 +37,8 @@ VLLM_TABLES: Mapping[str, Table] = {
 """What vLLM's dialect has instead, or beside."""
 EMBEDDING = {"/encode", "/classify", "/v1/embeddings", "/v1/classify"}
 """Of models that embed; a model that generates refuses them."""
+RESPONSES = {"/v1/completions", "/v1/chat/completions", "/invocations", "/v1/messages", "/inference/v1/generate"}
+"""Of sampled tokens, in answers that do not hold each response's own meta_info."""
 _UNSERVED = {
     "use /generate": ("/vertex_generate",),
     "use /v1/chat/completions": ("/api/chat",),

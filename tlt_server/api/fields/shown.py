@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from tlt_server.api.fields import vllm
-from tlt_server.api.fields.field import IGNORED, NEEDS, REFUSED, Effect, Field
+from tlt_server.api.fields.field import NEEDS, REFUSED, Effect, Field
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.native import SAMPLING
 from tlt_server.api.fields.routes import EMBEDDING, TABLES, UNSERVED, VLLM_TABLES
@@ -72,10 +72,9 @@ def _rows(fields: Iterable[Field]) -> str:
 
 def _note(field: Field) -> str:
     neutral = ", ".join(str(value).lower() for value in field.neutral)
-    needs = "honoured with {}" if field.effect is IGNORED else "needs {}"
     said = (
         field.note,
-        needs.format(NEEDS[field.needs]) if field.needs else "",
+        f"needs {NEEDS[field.needs]}" if field.needs else "",
         f"neutral: {neutral}" if neutral and (field.needs or field.effect is REFUSED) else "",
     )
     return "; ".join(each for each in said if each).replace("|", "\\|")

@@ -7,12 +7,14 @@ import msgspec
 from msgspec import Meta
 
 from tlt_server.api.fields.field import Check, Server, brief
+from tlt_server.engine.requests.continued import GENERATED
 from tlt_server.engine.requests.ranges import INT32, INT64
 from tlt_server.errors import BadRequest
 
 Count = Annotated[int, Meta(ge=0, le=INT32[-1])]
 Whole = Annotated[int, Meta(ge=INT32[0], le=INT32[-1])]
 Long = Annotated[int, Meta(ge=INT64[0], le=INT64[-1])]
+Seed = int
 Share = Annotated[float, Meta(ge=0, le=1)]
 Warmth = Annotated[float, Meta(ge=0, le=1e6)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -60,6 +62,19 @@ def is_positive(value: float, server: Server) -> None:
 def is_top_k(value: int, server: Server) -> None:
     if value != -1 and not 1 <= value <= 2**30:
         raise BadRequest(f"{brief(value)}: must be -1, for the whole vocabulary, or 1 to {2**30}")
+
+
+def is_seed(value: int, server: Server) -> None:
+    """A negative number and what is 2**64 above it are one seed."""
+    if not INT64[0] <= value < 2**64:
+        raise BadRequest(f"{brief(value)}: must have at most 64 bits, {INT64[0]} to {2**64 - 1}")
+
+
+def is_custom(value: dict[str, Any], server: Server) -> None:
+    """Parameters for a client's own logit processor, without the names by which we hand on what has a field."""
+    is_bounded(value, server)
+    if GENERATED in value:
+        raise BadRequest(f"{GENERATED} goes beside sampling_params, not into it")
 
 
 def is_text(value: str | list[str], server: Server) -> None:

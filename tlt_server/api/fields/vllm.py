@@ -6,8 +6,9 @@ from tlt_server.api.fields import openai, values
 from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Field, Server, Table, fields
 from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, SAMPLING, UNENDED
+from tlt_server.api.fields.native import GENERATE, GENERATED_TOKENS, MAX_ROLLOUTS, SAMPLING, UNENDED, is_continued
 from tlt_server.api.fields.patterns import is_grammar, is_pattern
+from tlt_server.engine.requests.continued import GENERATED
 from tlt_server.errors import BadRequest
 
 NOT_STREAMED = ("return_tokens_as_token_ids", "prompt_logprobs", "return_weight_versions")
@@ -110,9 +111,6 @@ DETOKENIZE = openai.DETOKENIZE
 
 def _samples(params: Body, server: Server) -> None:
     _ends(params)
-    least, most = params.get("min_tokens"), params.get("max_tokens")
-    if least is not None and most is not None and least > most:
-        raise BadRequest(f"min_tokens: {least} is more than max_tokens, {most}")
 
 
 PARAMS = Table(
@@ -132,7 +130,7 @@ PARAMS = Table(
         F("skip_reading_prefix_cache", NONE, bool),
         F("flat_logprobs", REFUSED),
     ],
-    [FOREIGN],
+    [{"sampling_seed": F("sampling_seed", REFUSED, note="here it is seed")}, FOREIGN],
     _samples,
 )
 
@@ -140,9 +138,11 @@ PARAMS = Table(
 def _generates(body: Body, server: Server) -> None:
     if body.get("token_ids") is None:
         raise BadRequest("token_ids: missing")
-    samples = body.get("sampling_params", {}).get("n") or 1
+    params = body.get("sampling_params", {})
+    samples = params.get("n") or 1
     if samples > MAX_ROLLOUTS:
         raise BadRequest(f"sampling_params.n: {samples}: at most {MAX_ROLLOUTS}")
+    is_continued(body.get(GENERATED) or 0, len(body["token_ids"]), params, "min_tokens", "max_tokens")
 
 
 TOKENS = Table(
@@ -150,6 +150,7 @@ TOKENS = Table(
     [
         F("token_ids", HONOURED, list[int], "the prompt", values.is_prompt_ids),
         F("sampling_params", HONOURED, values.Object, "", inner=PARAMS),
+        GENERATED_TOKENS._replace(type=values.Count),
         openai.MODEL,
         F("request_id", NONE, values.Name, "", values.is_new_rid),
         F("cache_salt", NONE, values.Name, "of the prefix cache"),

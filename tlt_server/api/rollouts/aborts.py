@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from tlt_server.api.rollouts.seeds import seed_of, seed_sample
+
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 FULL = {"type": "length", "length": 0}
 """As upstream's schedulers say it."""
@@ -35,10 +37,11 @@ def wake_held(manager: Any) -> None:
 
 
 def still_wanted(manager: Any, tokenized: Sequence[Any]) -> list[Any]:
-    """What a scheduler is to get of some tokenized requests: the others were aborted or have no room, and are
-    answered."""
+    """What a scheduler is to get of some tokenized requests, each with its sample's seed: the others were aborted or
+    have no room, and are answered."""
     wanted = []
     for each in tokenized:
+        seed_sample(manager.rid_to_state[each.rid], each)
         if _aborted(manager, manager.child_rid_to_logical_rid.get(each.rid, each.rid)):
             _answer(manager, manager.rid_to_state[each.rid], each, ABORTED)
         elif _is_full(manager, each):
@@ -81,6 +84,7 @@ def _answer(manager: Any, state: Any, tokenized: Any, finish_reason: dict[str, A
         "reasoning_tokens": 0,
         "num_retractions": 0,
         "weight_version": manager.config_value("weight_version"),
+        "seed": seed_of(state),
         "e2e_latency": state.time_stats.get_e2e_latency(),
     }
     asked = state.obj

@@ -3,7 +3,7 @@
 SGLang's routes pass most of a body on to the schedulers, and one that an exception reaches ends with the server. Of a
 request for responses, scores or tokens, known fields are passed on and nothing else: what was checked is what is run.
 Names of what was ignored are put into the answer: `meta_info.ignored`, on `/generate` within each response's own
-`meta_info`, else at the answer's top.
+`meta_info`, else at the answer's top, where the request's seed is told beside them.
 """
 
 import logging
@@ -17,7 +17,8 @@ from fastapi import Response
 from tlt_server.api.auth import path_of
 from tlt_server.api.bodies import BODIES
 from tlt_server.api.fields.field import Body, Server, Table
-from tlt_server.api.fields.routes import EMBEDDING, TABLES, unserved
+from tlt_server.api.fields.routes import EMBEDDING, RESPONSES, TABLES, unserved
+from tlt_server.api.rollouts.scope import PARSED, TOLD
 from tlt_server.api.scheduler import as_json, tokenizer_manager
 from tlt_server.config import ServerConfig
 from tlt_server.errors import BadRequest
@@ -29,8 +30,6 @@ HOLD_TENSORS = {"/update_weights_from_tensor"}
 """Of any size."""
 MAX_NAMED, MAX_LOGGED = 32, 64
 """Ignored fields that an answer names, and that the log ever does: names are the clients' own."""
-PARSED = "tlt_body"
-"""Of ASGI's scope: the body as an object, for SGLang's `Request.json()`."""
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +68,12 @@ class Gate:
                 require_fit(path, body)
             else:
                 scope[PARSED], ignored = self._accept(path, body)
-                if ignored:
-                    self._tell(ignored)
-                    send = naming(ignored, path == "/generate", send)
+                self._tell(ignored)
+                told: dict[str, Any] = {"ignored": ignored} if ignored else {}
+                if path in RESPONSES:
+                    scope[TOLD] = told
+                if told or path in RESPONSES:
+                    send = telling(told, path == "/generate", send)
         except BadRequest as error:
             await _refuse(400, str(error), scope, receive, send)
             return
@@ -149,20 +151,23 @@ def again(body: bytes, receive: Any) -> Any:
     return first_the_body
 
 
-def naming(ignored: list[str], within: bool, send: Any) -> Any:
-    """A `send` whose answers, and events of a stream, name what was ignored: `within` each `meta_info` that is there,
-    else in one of its own, at the top. SGLang writes JSON without blanks, and a quote within a string has a backslash
-    before it: the bytes sought are never of a client's text."""
-    names = msgspec.json.encode(ignored)
+def telling(told: Mapping[str, Any], within: bool, send: Any) -> Any:
+    """A `send` whose answers, and events of a stream, say what is told by then, if anything: `within` each `meta_info`
+    that is there, else in one of its own, at the top. SGLang writes JSON without blanks, and a quote within a string
+    has a backslash before it: the bytes sought are never of a client's text."""
     mark = b'"meta_info":{' if within else b'{"'
-    told = mark + b'"ignored":' + names + b"," if within else b'{"meta_info":{"ignored":' + names + b'},"'
     started: list[Any] = []
 
     def tell(body: bytes) -> bytes:
+        if not told:
+            return body
+        fields = msgspec.json.encode(told)
         if within:
-            return body.replace(mark, told)
+            return body.replace(mark, mark + fields[1:-1] + b",")
         at = body.find(b"data: {") + 6 if b"data: {" in body and not body.startswith(b"{") else 0
-        return body[:at] + told + body[at + len(mark) :] if body.startswith(mark, at) else body
+        if not body.startswith(mark, at):
+            return body
+        return body[:at] + b'{"meta_info":' + fields + b',"' + body[at + len(mark) :]
 
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -200,7 +205,6 @@ def read_server() -> Server:
         "indexer": args.enable_return_indexer_topk,
         "thinking": args.enable_strict_thinking,
         "reasoning": args.reasoning_parser,
-        "seeds": args.enable_deterministic_inference,
         "embedding": not manager.is_generation,
         "suffixes": args.completion_template,
     }

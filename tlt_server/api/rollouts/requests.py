@@ -6,7 +6,34 @@ cannot do exactly is refused with a 400 that says so. Neutral values pass, since
 
 from typing import Any
 
+from tlt_server.api.rollouts.scope import PARSED
+from tlt_server.api.rollouts.seeds import give_seeds
+from tlt_server.engine.requests.continued import GENERATED, generated_tokens
+
 NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+
+
+def settle_request(obj: Any, raw: Any) -> None:
+    """Writes into a request's sampling parameters what is not upstream's: seeds, and what was generated before.
+
+    obj: upstream's, of one prompt or several, normalised. raw: the HTTP request; None: it is the server's own.
+    """
+    give_seeds(obj, raw)
+    generated = None if raw is None else raw.scope.get(PARSED, {}).get(GENERATED)
+    if generated is None:
+        return
+    prompts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
+    counts = generated if isinstance(generated, list) else [generated] * len(prompts)
+    for prompt, count in zip(prompts, counts, strict=True):
+        _continue(prompt, count or 0)
+
+
+def _continue(obj: Any, generated: int) -> None:
+    """Upstream counts `min_new_tokens` from the end of the input; here it counts from where the response began."""
+    params = obj.sampling_params
+    custom = (params.get("custom_params") or {}) | {GENERATED: generated}
+    least = max((params.get("min_new_tokens") or 0) - generated, 0)
+    obj.sampling_params = params | {"custom_params": custom, "min_new_tokens": least}
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
@@ -17,9 +44,11 @@ def check_request(request: Any, params: Any, manager: Any) -> None:
     request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
     Raises ValueError: which upstream answers with status 400.
     """
-    if manager.server_args.speculative_algorithm is None:
-        return
     asked = [f"{name}={getattr(params, name)}" for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
+    if manager.server_args.speculative_algorithm is None:
+        if asked and generated_tokens(params):
+            raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} on a server with --no-speculation")
+        return
     asked += [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:
         raise ValueError(

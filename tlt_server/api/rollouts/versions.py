@@ -1,9 +1,10 @@
-"""Which weights sampled a response's tokens, as its meta_info says it."""
+"""How a response was sampled, as its meta_info says it: by which seed, and which tokens by which weights."""
 
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
+from tlt_server.api.rollouts.seeds import seed_of
 from tlt_server.engine.decode.crediting import KEY
 from tlt_server.engine.weights.state import Stamp
 
@@ -11,7 +12,8 @@ Span = dict[str, Any]
 
 
 def add_versions_to_meta_info(meta_info: dict[str, Any], state: Any) -> None:
-    """Turns the stamps of new tokens into spans over all tokens so far: `weight_versions` and `drafter_versions`.
+    """Adds the `seed`, and turns the stamps of new tokens into spans over all tokens so far: `weight_versions` and
+    `drafter_versions`.
 
     `weight_versions` is SGLang 0.5.23's field, with our count of publications beside the trainer's version. It is about
     the target alone: a trainer that drops samples of several versions must not drop those that saw a new drafter.
@@ -20,6 +22,7 @@ def add_versions_to_meta_info(meta_info: dict[str, Any], state: Any) -> None:
         both: `[start, end)` counts its tokens from 0.
     state: upstream's `ReqState`. The stamps are taken out of it: streams would cut the spans like tokens.
     """
+    meta_info["seed"] = seed_of(state)
     new = state.customized_info_accumulated.pop(KEY, [])
     meta_info.pop(KEY, None)
     stamps: list[Stamp] = [stamp for stamp in new if stamp is not None]

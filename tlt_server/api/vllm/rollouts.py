@@ -16,7 +16,8 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from tlt_server.api.auth import path_of
 from tlt_server.api.fields.field import brief
-from tlt_server.api.rollouts.gate import PARSED, refusal
+from tlt_server.api.rollouts.gate import refusal
+from tlt_server.api.rollouts.scope import PARSED
 from tlt_server.api.scheduler import as_json, tokenizer_manager
 from tlt_server.api.vllm import answers, requests
 from tlt_server.api.vllm.serving import UNDER_WAY, OpenAI, Tokens, error_of

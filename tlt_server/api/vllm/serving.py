@@ -14,6 +14,7 @@ from sglang.srt.entrypoints.openai.usage_processor import UsageProcessor
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from tlt_server.api.rollouts.gate import refusal
+from tlt_server.api.rollouts.seeds import FIRST_SAMPLE
 from tlt_server.api.scheduler import as_json
 from tlt_server.api.vllm import answers
 from tlt_server.api.vllm.requests import Asked
@@ -79,7 +80,12 @@ class Serving(OpenAIServingBase):
             raise ValueError("prompt: a prompt without a token")
         room = manager.context_len - manager.num_reserved_tokens
         most = adapted.sampling_params.get("max_new_tokens") or room
-        params = [adapted.sampling_params | {"max_new_tokens": max(min(most, room - len(each)), 1)} for each in prompts]
+        samples = adapted.sampling_params.get("n") or 1
+        params = [
+            adapted.sampling_params
+            | {"max_new_tokens": max(min(most, room - len(each)), 1), FIRST_SAMPLE: number * samples}
+            for number, each in enumerate(prompts)
+        ]
         if several:
             return replace(adapted, text=None, input_ids=prompts, sampling_params=params)
         return replace(adapted, text=None, input_ids=prompts[0], sampling_params=params[0])
@@ -108,8 +114,8 @@ def _spread(adapted: GenerateReqInput) -> tuple[int | None, GenerateReqInput]:
     if not isinstance(params, list) or len(params) == 1:
         return None, adapted
     samples = params[0].get("n") or 1
-    alone = [each | {"n": 1} for each in params]
-    return len(params), replace(adapted, input_ids=adapted.input_ids * samples, sampling_params=alone * samples)
+    alone = [each | {"n": 1, FIRST_SAMPLE: each[FIRST_SAMPLE] + sample} for sample in range(samples) for each in params]
+    return len(params), replace(adapted, input_ids=adapted.input_ids * samples, sampling_params=alone)
 
 
 class OpenAI(Serving):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tlt_server.engine.requests.continued import with_generated
 from tlt_server.engine.sampling.filters import apply_min_new_tokens, stop_token_table
 
 
@@ -48,9 +49,10 @@ def settle_end(req: Any, new_tokens: int) -> None:
         return
     req.to_finish = None
     given = req.output_ids[len(req.output_ids) - new_tokens :]
-    req.judge_end(new_tokens)
-    if new_tokens > 1 and (req.finished() or req.sampling_params.stop_regex_strs):  # a pattern may match a part only
-        _judge_one_by_one(req, given)
+    with with_generated(req, new_tokens):
+        req.judge_end(new_tokens)
+        if new_tokens > 1 and (req.finished() or req.sampling_params.stop_regex_strs):  # a pattern may match a part
+            _judge_one_by_one(req, given)
     if not req.finished():
         req.finished_reason = abort
     elif req.finished_len is not None:

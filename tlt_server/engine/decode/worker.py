@@ -20,6 +20,7 @@ from tlt_server.engine.decode.timing import pass_timings, tell, timings
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.ranks import of_first
+from tlt_server.engine.sampling.filters import compile_filters
 from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.strategy.arms import PLAIN, ArmTable, Choice, pinned_table
 from tlt_server.strategy.costs import StepCosts
@@ -77,6 +78,7 @@ class EagleWorker(EAGLEWorkerV2):
         with self._graphs.captures.capturing(PLAIN, (), 1) as made:
             self._plain = PlainSteps(self)
             made.append(self._plain.runner.decode_cuda_graph_runner)
+        compile_filters(self._target_worker.model_runner.device)
         self._last: Choice = None
         largest = self._target_worker.model_runner.max_running_requests
         self.captured = self._graphs.captured(largest)

@@ -30,6 +30,7 @@ from sglang.srt.managers.io_struct import (
     UnloadLoRAAdapterReqInput,
 )
 
+from tlt_server.engine.requests.continued import GENERATED, generated_tokens
 from tlt_server.engine.requests.ranges import FLOAT32, INT32, INT64
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def check(recv_req: Any, model: Any) -> None:
     if recv_req.mm_inputs is None and recv_req.input_ids:
         _within("input_ids", (min(recv_req.input_ids), max(recv_req.input_ids)), known)
     _check_sampling(recv_req.sampling_params, known)
+    _within(GENERATED, (generated_tokens(recv_req.sampling_params),), range(max(len(recv_req.input_ids or ()), 1)))
     if isinstance(recv_req, TokenizedGenerateReqInput):
         _within("token_ids_logprob", recv_req.token_ids_logprob or (), known)
         _within("top_logprobs_num", (recv_req.top_logprobs_num,), range(model.vocab_size + 1))
@@ -103,7 +105,9 @@ def _check_sampling(params: Any, known: range) -> None:
         _finite(name, (getattr(params, name),))
     for name in ("top_k", "min_new_tokens", "max_new_tokens", "n"):
         _within(name, (getattr(params, name) or 0,), INT32)
-    _within("sampling_seed", (params.sampling_seed or 0,), INT64)
+    if params.sampling_seed is None:
+        raise ValueError("sampling_seed: none, and each request is given one where it comes in")
+    _within("sampling_seed", (params.sampling_seed,), INT64)
     _within("stop_token_ids", params.stop_token_ids or (), known)
     _within("stream_interval", (params.stream_interval or 1,), range(1, INT32.stop))
     _within("logit_bias", map(int, params.logit_bias or ()), known)

@@ -78,8 +78,23 @@ def choose_nodes(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> to
     return tokens
 
 
+def compile_choice() -> None:
+    """A GPU's kernels, now, or all requests wait a second with the first one."""
+    from tlt_server.engine.sampling.kernels import BLOCK, noisy_argmax
+
+    row = torch.zeros(1, 3 * BLOCK, device="cuda")  # several blocks, and a multiple of 16, as most vocabularies
+    one, seed = torch.ones(1, 1, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    noisy_argmax(row, seed, seed, 1, one)
+    noisy_argmax(row, seed, seed, 1)
+
+
 class OneSampler(Sampler):
     """Upstream's sampler, by `choose`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if torch.cuda.is_available():
+            compile_choice()
 
     def forward(
         self,
