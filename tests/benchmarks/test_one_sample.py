@@ -11,8 +11,17 @@ from tlt_client.schemas import SelectionBucket
 
 from benchmarks.lib.command import Models
 from benchmarks.lib.one_sample import batches, law
-from benchmarks.lib.one_sample.judging import TIE, TIE_STEPS, Compared, Parting, at_border, bfloat16_step, compare
-from benchmarks.lib.one_sample.requests import KINDS, LOOKS_BACK, Request, requests
+from benchmarks.lib.one_sample.judging import (
+    TIE,
+    TIE_STEPS,
+    Compared,
+    Parting,
+    at_border,
+    bfloat16_step,
+    compare,
+    scaled,
+)
+from benchmarks.lib.one_sample.requests import KINDS, Request, requests
 from benchmarks.lib.one_sample.servers import SERVERS
 from benchmarks.lib.strategies import any_arm
 from tests.definitions import undefined
@@ -141,7 +150,9 @@ def test_a_token_that_a_filter_may_have_refused_is_a_tie() -> None:
 def test_requests_are_of_every_kind_with_seeds_of_their_own() -> None:
     asked = requests(Models(*default_paths()), 5 * len(KINDS))
     assert Counter(each.kind for each in asked) == dict.fromkeys(KINDS, 5)
-    assert len({each.params.sampling_seed for each in asked}) == len(asked)
+    given = [each.params.sampling_seed for each in asked if each.params.sampling_seed is not None]
+    assert len({*given}) == len(given) == 3 * len(KINDS)
+    assert all(each.seeded(4).params.sampling_seed == 4 for each in asked)
 
 
 def test_what_masks_tokens_stands_without_filters() -> None:
@@ -149,12 +160,12 @@ def test_what_masks_tokens_stands_without_filters() -> None:
     assert not [kind for kind, params in KINDS.items() if masking & {*params} and filtering & {*params}]
 
 
-def test_phases_take_all_kinds_that_they_can() -> None:
-    asked = requests(Models(*default_paths()), 20 * len(KINDS))
+def test_phases_take_all_kinds() -> None:
     for _, phases in SERVERS.values():
         for phase in phases:
-            kinds = {asked[place].kind for place in phase.places(asked)}
-            assert kinds == {*KINDS} - ({*LOOKS_BACK} if not phase.looks_back else set())
+            assert phase.count(20 * len(KINDS)) == 20 * len(KINDS) * phase.share
+            assert phase.count(len(KINDS)) == len(KINDS)
+            assert phase.count(2) == 2
 
 
 def test_each_step_draws_among_arms_that_have_graphs() -> None:
@@ -188,3 +199,21 @@ def test_draws_of_the_noise_pass() -> None:
     assert figures["chi_squared_p"] > 1e-3
     assert figures["independence_p"] > 1e-3
     assert not undefined(figures)
+
+
+PENALTIES = {"frequency_penalty": 0.5, "presence_penalty": -0.25, "repetition_penalty": 1.5}
+
+
+@pytest.mark.parametrize("names", [[name] for name in PENALTIES] + [list(PENALTIES)], ids="+".join)
+def test_penalties_look_at_the_response(names: list[str]) -> None:
+    given = {name: PENALTIES[name] for name in names}
+    logits = torch.tensor([2.0, -2.0, 1.0, -1.0], dtype=torch.float64)
+    frequency, presence, repetition = (
+        given.get(name, neutral) for name, neutral in zip(PENALTIES, (0, 0, 1), strict=True)
+    )
+    wanted = logits.tolist()
+    for token, count in ((0, 1), (1, 3)):
+        less = wanted[token] - count * frequency - presence
+        wanted[token] = less * repetition if less < 0 else less / repetition
+    found = scaled(logits, SamplingParams(temperature=0.5, logit_bias={2: 1.0}, **given), (0, 1, 1, 1))
+    assert found.tolist() == pytest.approx([2 * wanted[0], 2 * wanted[1], 4.0, -2.0])

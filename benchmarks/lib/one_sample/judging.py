@@ -67,7 +67,7 @@ def parting(target: Along, request: Request, one: Rollout, other: Rollout, bfloa
     if at in (len(one.tokens), len(other.tokens)):
         return Parting(prefix)
     logits = target((*request.prompt, *prefix), (0,))[0]
-    scores = scaled(logits, params)
+    scores = scaled(logits, params, prefix)
     noise = gumbel(torch.tensor([params.sampling_seed]), torch.tensor([len(request.prompt) + at]), len(logits))[0]
     pair = (one.tokens[at], other.tokens[at])
     noisy = (scores + noise)[list(pair)]
@@ -87,9 +87,13 @@ def bfloat16_step(value: float) -> float:
     return float(2.0 ** (torch.tensor(value).log2().floor() - 7))
 
 
-def scaled(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """What the noise is added to, [vocab] float64: what is forbidden, by a grammar or an early end, is left in."""
-    logits = logits.double()
+def scaled(logits: torch.Tensor, params: SamplingParams, response: Tokens) -> torch.Tensor:
+    """What the noise is added to after a response, [vocab] float64. What is forbidden, by a grammar or an early end, is
+    left in."""
+    counts = torch.bincount(torch.tensor(response, dtype=torch.int64), minlength=len(logits))
+    logits = logits.double() - counts * (params.frequency_penalty or 0) - (counts > 0) * (params.presence_penalty or 0)
+    repeated = torch.where(counts > 0, params.repetition_penalty or 1.0, 1.0)
+    logits = torch.where(logits < 0, logits * repeated, logits / repeated)
     for token, bias in (params.logit_bias or {}).items():
         logits[token] += bias
     return logits / params.temperature

@@ -3,8 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from tlt_client import sample_seed
 
-from benchmarks.lib.draws import long_tail, p_of_law, p_of_pairs
+from benchmarks.lib.draws import Take, long_tail, p_of_law, p_of_pairs
 from tlt_server.engine.sampling.noise import gumbel
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
@@ -33,10 +34,22 @@ def on_two_cores(scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Ten
         return torch.cat(list(pool.map(by_reference, *halves)))
 
 
+def of_samples(take: Take) -> Take:
+    """Seeds of samples of one request in place of neighbours: 2 s and 2 s + 1 become samples 1 and 2 of seed s."""
+
+    def taken(scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        found, places = seeds.unique(return_inverse=True)
+        drawn = torch.tensor([sample_seed(seed // 2, 1 + seed % 2) for seed in found.tolist()])
+        return take(scores, drawn[places], positions)
+
+    return taken
+
+
 def measured(draws: int, pairs: int, vocab: int = VOCAB) -> Figures:
     """draws: of a law of so many tokens. pairs: of each test of independence, over 8 tokens."""
     take, device, rows = (by_kernel, "cuda", 512) if has_gpu() else (on_two_cores, "cpu", 8)
     parts = {name: p_of_pairs(take, pairs, *apart) for name, apart in NEIGHBOURS.items()}
+    parts["samples"] = p_of_pairs(of_samples(take), pairs, 1, 0)
     return {
         "law_tokens": vocab,
         "law_draws": draws,

@@ -1,4 +1,4 @@
-"""Requests of every kind that a response's tokens may depend on, each with a seed of its own."""
+"""Requests of every kind that a response's tokens may depend on, each with a seed of its own, or none."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +28,6 @@ KINDS: dict[str, dict[str, Any]] = {
 """Tokens 18, 19, 22 and 25 of the embedded target are the digits 1, 2, 5 and 8, 28 is the semicolon. What forbids
 tokens other than by their probability, a grammar and `min_new_tokens`, stands without a filter, whose border would move
 with it: see `judging`."""
-LOOKS_BACK = ("grammar",)
-"""Kinds that no client continues: the server would judge the rest as if nothing had been sampled."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,16 @@ class Request:
     prompt: Tokens
     params: SamplingParams
 
-    def seeded(self, seed: int) -> "Request":
+    def seeded(self, seed: int | None) -> "Request":
+        """With the seed that a rollout of it tells."""
         return Request(self.kind, self.prompt, replace(self.params, sampling_seed=seed))
 
 
 def requests(models: Models, count: int) -> list[Request]:
-    """So many, the kinds in turn."""
-    kinds, prompts = list(KINDS), models.prompts(count)
-    return [
-        Request(kind, prompt, SamplingParams(max_new_tokens=LONGEST, sampling_seed=SEED * i + 3, **KINDS[kind]))
-        for i, prompt in enumerate(prompts)
-        for kind in [kinds[i % len(kinds)]]
-    ]
+    """So many, the kinds in turn; the first of each kind has a seed, the next one none, and so on."""
+    kinds, found = list(KINDS), list[Request]()
+    for i, prompt in enumerate(models.prompts(count)):
+        kind, seed = kinds[i % len(kinds)], SEED * i + 3 if i // len(kinds) % 2 == 0 else None
+        params = SamplingParams(max_new_tokens=LONGEST, sampling_seed=seed, **KINDS[kind])
+        found.append(Request(kind, prompt, params))
+    return found

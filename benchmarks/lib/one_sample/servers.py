@@ -20,7 +20,7 @@ from tlt_client import Client, DrafterUpdate, Rollout
 
 from benchmarks.lib.command import Models
 from benchmarks.lib.one_sample.judging import Compared, compare
-from benchmarks.lib.one_sample.requests import KINDS, LOOKS_BACK, Request, requests
+from benchmarks.lib.one_sample.requests import KINDS, Request, requests
 from benchmarks.lib.reload.weights import noisy
 from benchmarks.lib.safety.aborts import ANY_ARM, SEVERAL
 from tlt_server.demo import eagle3_path
@@ -43,17 +43,15 @@ Ask = Callable[[Client, Sequence[Request], Path], tuple[list[Rollout], Figures]]
 
 @dataclass(frozen=True)
 class Phase:
-    """share: of the requests. looks_back: whether kinds that look back at what was sampled are among them."""
+    """share: of the requests, and at least one of each kind."""
 
     name: str
     share: float
     ask: Ask
-    looks_back: bool = True
 
-    def places(self, asked: Sequence[Request]) -> list[int]:
-        """Which of the requests: of each kind the same share."""
-        able = [i for i, each in enumerate(asked) if self.looks_back or each.kind not in LOOKS_BACK]
-        return able[: max(len(KINDS), round(self.share * len(able)))]
+    def count(self, requests: int) -> int:
+        """How many of so many requests, the first ones."""
+        return min(requests, max(len(KINDS), round(self.share * requests)))
 
 
 def at_once(client: Client, asked: Sequence[Request], _scratch: Path) -> tuple[list[Rollout], Figures]:
@@ -113,7 +111,7 @@ def retracting(client: Client, asked: Sequence[Request], scratch: Path) -> tuple
 SERVERS: dict[str, tuple[list[str], list[Phase]]] = {
     "eagle": (
         SEVERAL,
-        [Phase("arms", 1, at_once), Phase("swaps", 1 / 4, swapping), Phase("aborts", 1 / 4, breaking_off, False)],
+        [Phase("arms", 1, at_once), Phase("swaps", 1 / 4, swapping), Phase("aborts", 1 / 4, breaking_off)],
     ),
     "eagle3": ([*EAGLE3, *SEVERAL], [Phase("eagle3", 1 / 4, at_once)]),
     "tight": ([*SEVERAL, *TIGHT], [Phase("retractions", 1 / 4, retracting)]),
@@ -136,17 +134,18 @@ def measured(models: Models, logs: Path, count: int, names: Collection[str] = SE
     asked, target = requests(models, count), Reference(models.target, torch.float64).along
     with serving(["--no-speculation"], logs / "plain.log") as client:
         expected, _ = at_once(client, asked, logs)
-    figures: Figures = {"requests": count, "tokens": sum(len(each.tokens) for each in expected)}
+    drawn = sum(each.params.sampling_seed is None for each in asked)
+    asked = [each.seeded(rollout.seed) for each, rollout in zip(asked, expected, strict=True)]
+    figures: Figures = {"requests": count, "drawn_seeds": drawn, "tokens": sum(len(each.tokens) for each in expected)}
     compared: list[Compared] = []
     for name in names:
         flags, phases = SERVERS[name]
         with serving(flags, logs / f"{name}.log") as client, tempfile.TemporaryDirectory() as scratch:
             client.set_strategy(ANY_ARM)
             for phase in phases:
-                places = phase.places(asked)
-                ours = [asked[i] for i in places]
+                ours, theirs = (each[: phase.count(count)] for each in (asked, expected))
                 given, told = phase.ask(client, ours, Path(scratch))
-                compared.append(compare(target, ours, [expected[i] for i in places], given))
+                compared.append(compare(target, ours, theirs, given))
                 figures |= told | compared[-1].figures(f"_{phase.name}")
                 figures |= {f"accept_length_{phase.name}": accept_length(given)}
                 yield figures | sum(compared, Compared()).figures()
