@@ -47,7 +47,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     """All figures so far, after each phase."""
     size = SMOKE if arguments.smoke else GPU if has_gpu() else CPU
     count = arguments.responses or size.responses
-    figures = law.measured(size.draws, size.pairs)
+    figures = law.measured(arguments.draws or size.draws, size.pairs)
     if has_gpu() or arguments.batches:
         judge = arguments.model_path or models.workload.models / "target"
         found = batches.measured(models, judge, logs, count, arguments.tokens or size.tokens)
@@ -68,6 +68,7 @@ def flags() -> argparse.ArgumentParser:
     found = parser("one_sample", __doc__, compares=False)
     found.add_argument("--responses", type=positive, metavar="N", help=f"default: {size.responses}")
     found.add_argument("--tokens", type=positive, metavar="N", help=f"of each, on one server (default: {size.tokens})")
+    found.add_argument("--draws", type=positive, metavar="N", help=f"of the law (default: {size.draws})")
     found.add_argument("--batches", action="store_true", help="on a CPU: what a GPU would measure")
     if not has_gpu():
         found.set_defaults(shape=EMBEDDED)

@@ -1,4 +1,4 @@
-"""A server's own word on a parting: the logprobs of the two tokens after their common prefix, read in one prefill."""
+"""A server's own word on a parting: the logprobs of the two tokens after their common prefix, by one more pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
