@@ -21,7 +21,7 @@ from tlt_server.engine.cpu.install import (
     start_method,
 )
 from tlt_server.engine.decode.crediting import credit_tokens
-from tlt_server.engine.decode.verify import prepare_nodes, settle_end
+from tlt_server.engine.decode.verify import penalises, prepare_nodes, settle_end
 from tlt_server.engine.features.finals import keeps_last_states
 from tlt_server.engine.graphs.capture import capture_stream
 from tlt_server.engine.loading.unpickling import unpickled
@@ -58,6 +58,7 @@ __all__ = [
     "keeps_last_states",
     "loopback_store",
     "name_era",
+    "penalises",
     "prepare_nodes",
     "sampler",
     "seeds_of",

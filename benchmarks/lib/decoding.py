@@ -63,10 +63,11 @@ class Load:
         """As little as has kernels compiled and prompts prefilled."""
         return replace(self, prompts=self.prompts[: self.batch], tokens=24, waves=1, closed=None)
 
-    @property
-    def requests(self) -> list[Request]:
+    def requests(self, wave: int = 0) -> list[Request]:
+        """Each has a seed of its own, so that all sides that honour one decode the same responses."""
         params = {"temperature": 1.0, "max_new_tokens": self.tokens, "ignore_eos": not self.closed}
-        return [(prompt, params) for prompt in self.prompts]
+        seeds = range(wave * len(self.prompts), (wave + 1) * len(self.prompts))
+        return [(prompt, {**params, "sampling_seed": seed}) for prompt, seed in zip(self.prompts, seeds, strict=True)]
 
 
 def windows(log: str) -> list[Window]:
@@ -93,11 +94,11 @@ def decode(server: SideServer, load: Load) -> list[Window]:
     found = list[Window]()
     if load.closed:
         before = server.log.stat().st_size
-        server.keep_busy(load.requests, *load.closed)
+        server.keep_busy(load.requests(), *load.closed)
         return windows(logged(server, before))[1:-1]
-    for _ in range(load.waves):
+    for wave in range(load.waves):
         before = server.log.stat().st_size
-        server.ask(load.requests, at_once=load.batch, together=load.batch)
+        server.ask(load.requests(wave), at_once=load.batch, together=load.batch)
         time.sleep(0.05)  # the last line may come after the answer
         found += steady(windows(logged(server, before)), load.batch)
     return found

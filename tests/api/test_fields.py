@@ -228,7 +228,7 @@ def test_a_response_that_cannot_go_on_so(body: dict[str, Any], why: str) -> None
 
 
 def test_what_a_server_must_be_started_for() -> None:
-    asked = {"text": "3", "sampling_params": {"repetition_penalty": 1.2}}
+    asked = {"text": "3", "custom_logit_processor": "p"}
     with pytest.raises(BadRequest, match="--no-speculation"):
         accept("/generate", asked)
     accept("/generate", asked, SERVER._replace(can=frozenset({"plain"})))

@@ -216,4 +216,5 @@ def test_natural_requests_come_in_groups_and_may_end_by_themselves() -> None:
     requests = natural(Models(*default_paths()), 20)
     prompts = [prompt for prompt, _ in requests]
     assert [prompts.count(prompt) for prompt in dict.fromkeys(prompts)] == [8, 8, 4]
-    assert all(params == {"temperature": 1.0, "max_new_tokens": 1024} for _, params in requests)
+    asked = {"temperature": 1.0, "max_new_tokens": 1024}
+    assert all(params == {**asked, "sampling_seed": seed} for seed, (_, params) in enumerate(requests))

@@ -70,9 +70,9 @@ def test_a_closed_loop_asks_the_same_of_every_side() -> None:
     assert load.batch == 8
     assert len(set(load.prompts)) > 100
     asked = {"temperature": 1.0, "max_new_tokens": LONG.longest, "ignore_eos": False}
-    assert all(params == asked for _, params in load.requests)
+    assert all(params == {**asked, "sampling_seed": seed} for seed, (_, params) in enumerate(load.requests()))
     assert (load.warm_up.batch, load.warm_up.closed, load.warm_up.tokens) == (8, None, 24)
-    assert load.warm_up.requests[0][1]["ignore_eos"]
+    assert load.warm_up.requests()[0][1]["ignore_eos"]
 
 
 def test_claims_are_named_and_defined() -> None:

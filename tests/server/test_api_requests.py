@@ -7,11 +7,11 @@ import pytest
 
 pytestmark = pytest.mark.server("eagle-chain")
 
-INEXACT = {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2}
-NEUTRAL = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1.0,
+INEXACT = {"custom_logit_processor": "p", "return_sampling_mask": True}
+SERVED = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.2,
     "min_p": 0,
     "top_k": -1,
     "top_p": 1.0,
@@ -31,23 +31,23 @@ def ask(http: httpx.Client, **fields: object) -> httpx.Response:
 
 @pytest.mark.parametrize("name", INEXACT)
 def test_inexact_requests_are_refused(http: httpx.Client, name: str) -> None:
-    answer = ask(http, sampling_params={"max_new_tokens": 4, name: INEXACT[name]})
+    answer = ask(http, **{name: INEXACT[name]})
     assert answer.status_code == 400
     assert name in answer.text
     assert "--no-speculation" in answer.text
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_neutral_values_pass(http: httpx.Client, name: str) -> None:
-    assert ask(http, sampling_params={"max_new_tokens": 4, name: NEUTRAL[name]}).status_code == 200
+@pytest.mark.parametrize("name", SERVED)
+def test_exact_ones_pass(http: httpx.Client, name: str) -> None:
+    assert ask(http, sampling_params={"max_new_tokens": 4, name: SERVED[name]}).status_code == 200
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_the_openai_routes_refuse_too(http: httpx.Client, route: str) -> None:
     asked = {"prompt": "3*4"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "3*4"}]}
-    answer = http.post(route, json={"model": "m", "max_tokens": 4, "frequency_penalty": 1.0, **asked})
+    answer = http.post(route, json={"model": "m", "max_tokens": 4, "custom_logit_processor": "p", **asked})
     assert answer.status_code == 400
-    assert "frequency_penalty" in answer.text
+    assert "custom_logit_processor" in answer.text
 
 
 MALFORMED = {

@@ -281,7 +281,7 @@ def test_aborted_requests_answer_with_what_they_have(
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}, 404),
         ("/v1/unload_lora_adapter", {"lora_name": "a"}, 404),
         ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}, 404),
-        ("/v1/completions", {"prompt": [5], "presence_penalty": 0.5}, 400),
+        ("/v1/completions", {"prompt": [5], "presence_penalty": 2.5}, 400),
         ("/v1/completions", {"prompt": [""], "max_tokens": 1}, 400),
         ("/v1/completions", {"prompt": ["3", ""], "max_tokens": 1}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "3"}]}, 400),

@@ -65,7 +65,8 @@ def natural(models: Models, count: int, shorter: int = 1) -> list[Request]:
     """Requests to the workload's task in groups, each to its natural end; run-ons end where the workload says."""
     prompts = models.prompts(-(-count // NATURAL_GROUP))
     most = models.workload.longest // shorter
-    return [(prompts[i // NATURAL_GROUP], {"temperature": 1.0, "max_new_tokens": most}) for i in range(count)]
+    params = {"temperature": 1.0, "max_new_tokens": most}
+    return [(prompts[i // NATURAL_GROUP], {**params, "sampling_seed": i}) for i in range(count)]
 
 
 def recorded(models: Models, count: int, shorter: int = 1) -> list[Request]:
@@ -76,7 +77,8 @@ def recorded(models: Models, count: int, shorter: int = 1) -> list[Request]:
     prompts, lengths = models.prompts(PROBLEMS), kept(models.workload)
     pairs = [(i, i * GROUP + j) for j in range(GROUP) for i in range(PROBLEMS)][:count]
     lasts = [(prompts[i], max(2, (lengths[at].total - lengths[at].prompt) // shorter)) for i, at in pairs]
-    return [(prompt, {"temperature": 1.0, "max_new_tokens": n, "ignore_eos": True}) for prompt, n in lasts]
+    params = {"temperature": 1.0, "ignore_eos": True}
+    return [(prompt, {**params, "max_new_tokens": n, "sampling_seed": i}) for i, (prompt, n) in enumerate(lasts)]
 
 
 class Bench:

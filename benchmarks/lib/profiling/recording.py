@@ -124,7 +124,7 @@ def record_run(run: Run, server: SideServer, load: Load, folder: Path) -> Run:
         return [window for window in windows(logged(server, before)) if window.batch == load.batch]
 
     with ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(server.ask, load.requests, at_once=load.batch, together=load.batch)
+        answers = pool.submit(server.ask, load.requests(), at_once=load.batch, together=load.batch)
         found = _wait(lines, lambda found: len(found) >= UNDISTURBED, answers)
         try:
             _take_trace(server, run.trace(folder), answers)

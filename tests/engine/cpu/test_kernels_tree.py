@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 from typing import NamedTuple, Self
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlt_server.engine.cpu.tree import FULL_MASK, QLEN_ONLY, build_tree_kernel_efficient_cpu
+from tlt_server.engine.sampling.penalties import paths_of
 from tlt_server.errors import UnsupportedError
 
 
@@ -96,6 +98,25 @@ def test_links_and_positions(batch: Batch) -> None:
         for k, token in enumerate(draft.nodes):
             if set(token.line()) <= set(draft.nodes):
                 assert out[0, i, k] == batch.seq_lens[i] + len(token.line()) - 1
+
+
+@given(batches())
+@settings(deadline=None, max_examples=150)
+def test_paths_of_tokens_follow_from_links(batch: Batch) -> None:
+    bs, nodes = len(batch.drafts), batch.nodes
+    _, _, first_child, next_sibling = build(batch, QLEN_ONLY, torch.empty(bs * nodes * nodes, dtype=torch.bool))
+    tree = SimpleNamespace(
+        draft_token=torch.arange(bs * nodes),  # each another
+        retrieve_next_token=first_child,
+        retrieve_next_sibling=next_sibling,
+        topk=batch.topk,
+        spec_steps=batch.depth,
+    )
+    for i, (draft, paths) in enumerate(zip(batch.drafts, paths_of(tree).view(bs, nodes, -1).tolist(), strict=True)):
+        for token, path in zip(draft.nodes, paths, strict=True):
+            if set(line := token.line()) <= set(draft.nodes):
+                expected = [i * nodes + draft.nodes.index(node) for node in line[:-1]]
+                assert path == expected + [-1] * (batch.depth - len(expected))
 
 
 @pytest.mark.parametrize("mode", [FULL_MASK, QLEN_ONLY])

@@ -1,7 +1,7 @@
 """What a rollout request may ask for under speculation, and what its answer says about it.
 
 Lossless is the contract: with speculation on, a request is sampled exactly as with speculation off. What verification
-cannot do exactly is refused with a 400 that says so. Neutral values pass, since trainers send them all the time.
+cannot do exactly is refused with a 400 that says so.
 """
 
 from typing import Any
@@ -9,8 +9,7 @@ from typing import Any
 from tlt_server.api.rollouts.scope import PARSED
 from tlt_server.api.rollouts.seeds import give_seeds
 from tlt_server.engine.requests.continued import GENERATED, generated_tokens
-
-NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+from tlt_server.engine.sampling.penalties import NEUTRAL
 
 
 def settle_request(obj: Any, raw: Any) -> None:
@@ -37,19 +36,19 @@ def _continue(obj: Any, generated: int) -> None:
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what speculation would not sample exactly, a model's own defaults (generation_config.json) among it.
+    """Refuses what would not be sampled exactly, a model's own defaults (generation_config.json) among it.
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
-    request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
+    request: upstream's `GenerateReqInput`, for one response.
     Raises ValueError: which upstream answers with status 400.
     """
-    asked = [f"{name}={getattr(params, name)}" for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
     if manager.server_args.speculative_algorithm is None:
+        asked = [name for name, neutral in NEUTRAL.items() if getattr(params, name) != neutral]
         if asked and generated_tokens(params):
             raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} on a server with --no-speculation")
         return
-    asked += [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
+    asked = [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:
         raise ValueError(
             f"{', '.join(asked)}: cannot be honoured exactly while speculation is on. "

@@ -67,7 +67,7 @@ class PlainSteps:
         mask = tree and build_grammar_vocab_mask(
             reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=batch.device, barrier=grammar_barrier
         )
-        tokens = self._drawn(batch.reqs, forward_batch, output.logits_output, mask)
+        tokens = self._drawn(batch, forward_batch, output.logits_output, mask)
         leave_out(self._worker.draft_worker.draft_runner.token_to_kv_pool, batch.out_cache_loc)
         self.missed.keep(batch, forward_batch.positions, output.logits_output.hidden_states, tokens)
         bs = len(batch.reqs)
@@ -95,10 +95,11 @@ class PlainSteps:
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         return ForwardBatch.init_new(batch, self.runner, return_hidden_states_before_norm=False)
 
-    def _drawn(self, reqs: list[Any], forward_batch: ForwardBatch, output: Any, mask: Any) -> torch.Tensor:
+    def _drawn(self, batch: Any, forward_batch: ForwardBatch, output: Any, mask: Any) -> torch.Tensor:
         """The next tokens, [bs] int; their logprobs are left in `output`, as verification leaves those of a root."""
         logits, info = output.next_token_logits, forward_batch.sampling_info
-        forbid_early_stop(logits, forward_batch.positions, reqs)
+        info.penalties.apply(logits, batch)
+        forbid_early_stop(logits, forward_batch.positions, batch.reqs)
         if info.logit_bias is not None:
             logits.add_(info.logit_bias)
         if mask is not None:
@@ -113,6 +114,7 @@ class PlainSteps:
         )
         if forward_batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs[:, None]
+        info.penalties.count(batch, tokens)
         return tokens
 
 

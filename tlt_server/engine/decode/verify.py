@@ -1,7 +1,7 @@
 """What the fork changes in verification: logits as plain decoding has them after each node, and where responses end.
 
-Upstream's `eagle_sample` judges min_new_tokens once for the whole tree, and does not always find the token that ends a
-response among several. What is taken after a node says engine/sampling/choice.py.
+Upstream's `eagle_sample` judges penalties and min_new_tokens once for the whole tree, and does not always find the
+token that ends a response among several. What is taken after a node says engine/sampling/choice.py.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,37 @@ import torch
 
 from tlt_server.engine.requests.continued import with_generated
 from tlt_server.engine.sampling.filters import apply_min_new_tokens, stop_token_table
+from tlt_server.engine.sampling.penalties import Penalties, asks, generated
+
+
+def penalises(batch: Any) -> bool:
+    """Whether what upstream calls penalties, min_new_tokens among them, is applied here: under speculation. Its own
+    penalizers take a vocabulary's width of each request several times over, in every step."""
+    return not batch.spec_algorithm.is_none()
 
 
 def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
     """What plain decoding does to logits before bias and grammar, after each node; in place.
 
-    logits: [bs * num_draft_tokens, vocab]. verify_input: upstream's `EagleVerifyInput`. batch: its `ScheduleBatch`.
+    logits: [bs * num_draft_tokens, vocab]. verify_input: upstream's `EagleVerifyInput`. batch: its `ScheduleBatch`,
+    whose `sampling_info` holds the `Penalties`.
     """
+    batch.sampling_info.penalties.apply(logits, batch, verify_input)
     forbid_early_stop(logits, verify_input.positions, batch.reqs)
+
+
+def prepare_prefill(batch: Any, penalties: Penalties) -> None:
+    """Has upstream do the same to the logits after a `ScheduleBatch` of prompts, some of which may end with a part of
+    the response: its own penalties count nothing of that."""
+    reqs = batch.reqs
+    if not any(req.sampling_params.min_new_tokens or (asks(req) and generated(req)) for req in reqs):
+        return
+    additive, scaling = penalties.terms(batch)
+    ends = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])
+    forbid_early_stop(additive, ends.to(additive.device, non_blocking=True), reqs)
+    info = batch.sampling_info
+    # override: of a copy for one pass
+    info.acc_additive_penalties, info.acc_scaling_penalties = additive, scaling
 
 
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:

@@ -17,10 +17,12 @@ from tlt_server.engine.decode.arms import Arms
 from tlt_server.engine.decode.missed import PASSES
 from tlt_server.engine.decode.plain import PlainSteps
 from tlt_server.engine.decode.timing import pass_timings, tell, timings
+from tlt_server.engine.decode.verify import prepare_prefill
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.ranks import of_first
 from tlt_server.engine.sampling.filters import compile_filters
+from tlt_server.engine.sampling.penalties import Penalties
 from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.strategy.arms import PLAIN, ArmTable, Choice, pinned_table
 from tlt_server.strategy.costs import StepCosts
@@ -79,6 +81,8 @@ class EagleWorker(EAGLEWorkerV2):
             self._plain = PlainSteps(self)
             made.append(self._plain.runner.decode_cuda_graph_runner)
         compile_filters(self._target_worker.model_runner.device)
+        slots = self.req_to_token_pool.req_to_token.shape[0]
+        self._penalties = Penalties(slots, self._target_worker.model_config.vocab_size, self.device)
         self._last: Choice = None
         largest = self._target_worker.model_runner.max_running_requests
         self.captured = self._graphs.captured(largest)
@@ -124,6 +128,7 @@ class EagleWorker(EAGLEWorkerV2):
             self._catch_up(batch, arm, behind)
         self._arms.put(arm)
         self._last = arm
+        batch.sampling_info.penalties = self._penalties  # override: of a copy for one step: what verification is handed
         if self.speculation is not None:
             cached = sum(req.kv_committed_len for req in batch.reqs)
             self.speculation.launched(arm, len(batch.reqs), cached, sum(behind))
@@ -138,6 +143,7 @@ class EagleWorker(EAGLEWorkerV2):
 
     def verify(self, batch: Any, grammar_barrier: Callable[..., None] | None = None) -> GenerationBatchResult:
         result = super().verify(batch, grammar_barrier)
+        self._penalties.count(batch, result.next_token_ids, result.accept_lens)
         if self.tap and not batch.forward_mode.is_idle():
             self.tap.take_step(batch.reqs, result, most=self._draft_worker.rows)
         return result
@@ -158,7 +164,10 @@ class EagleWorker(EAGLEWorkerV2):
             self.speculation.interrupted()
         self._plain.missed.forget(batch.reqs)
         chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
+        self._penalties.begin(batch)
+        prepare_prefill(batch, self._penalties)
         result = super().forward_batch_generation(batch, *hooks)
+        self._penalties.count(batch, result.next_token_ids)
         if self.tap and chunks is not None:
             self.tap.take_chunks(result, chunks)
         return result
