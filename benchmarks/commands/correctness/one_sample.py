@@ -39,8 +39,8 @@ class Size(NamedTuple):
 
 
 GPU = Size(responses=512, tokens=256, draws=1_000_000, pairs=1_000_000)
-CPU = Size(responses=2016, tokens=256, draws=10_000, pairs=1_000_000)
-SMOKE = Size(responses=24, tokens=32, draws=200, pairs=10_000)
+CPU = Size(responses=2048, tokens=256, draws=10_000, pairs=1_000_000)
+SMOKE = Size(responses=32, tokens=32, draws=200, pairs=10_000)
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
