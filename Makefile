@@ -65,6 +65,7 @@ bench: $(READY)
 	        $(if $(SMOKE),--smoke) || exit; \
 	done
 	$(if $(SMOKE),$(BIN)/python -m benchmarks swap --smoke --json $(BENCH)/swap.json)
+	$(if $(SMOKE),$(BIN)/python -m benchmarks one_sample --smoke --json $(BENCH)/one_sample.json)
 	$(if $(SMOKE),$(BIN)/python -m benchmarks publications --smoke --json $(BENCH)/publications.json)
 
 # The fork is asked what it needs; uv, which resolves, is not part of the environment.

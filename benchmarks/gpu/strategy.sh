@@ -7,6 +7,7 @@
 #   costs       a step of plain decoding, of off and of one arm, kernel by kernel    switching   answers, costs, graphs
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
 #   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
+#   one_sample  responses with speculation against off
 # and, of long responses and contexts, each part with a name of its own, to be joined by hand (--join):
 #   accepted    to natural ends      simulated   accept lengths      context     up to 32,768 tokens
 #   natural_{1,128}      batches from 1, from 128     natural_drain_{32,128,512}
@@ -44,6 +45,7 @@ join() {
 for stage in "$@"; do
   case $stage in
     costs) measure profile.h200 profile "${models[@]}" --arm 3,1,4 --batches 1 32 128 ;;
+    one_sample) measure one_sample.h200 one_sample "${models[@]}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;
     strategy_1) measure strategy_1 strategy "${models[@]}" "${peer[@]}" --batches 1 ;;

@@ -35,7 +35,7 @@ MUST_BE_ZERO = (
     *("trainer_ended", "trainer_stalled", "offload_hung", "offload_wrong", "offload_refused_wrongly"),
     *("gadgets_run", "legitimate_refused", "stale_prefixes", "soak_failed_requests", "soak_mismatches"),
     *("rollouts_lost", "sampled_twice", "stale_served", "torn_fleet", "wrong_tokens"),
-    *("steps_failed", "stale_rollouts", "crashes", "silently_useless", "differs"),
+    *("steps_failed", "stale_rollouts", "crashes", "silently_useless", "differs", "non_tie_divergences"),
 )
 out = Console(highlight=False, soft_wrap=True)
 

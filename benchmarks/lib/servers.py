@@ -22,11 +22,12 @@ from tlt_server.process import running_server
 # chain and tree before plain, which has to answer questions about what they said
 ARMS = {"chain": ["--arm", "3,1,4"], "tree": ["--arm", "5,4,16"], "plain": ["--no-speculation"]}
 
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 # Servers share one card. Each takes what its tokens need: a share of free memory would depend on the others.
 GPU_FLAGS = [
     *("--attention-backend", "flashinfer", "--dtype", "bfloat16", "--mem-fraction-static", "0.6"),
     *("--max-total-tokens", "65536", "--max-running-requests", "256", "--cuda-graph-bs-decode"),
-    *map(str, (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)),
+    *map(str, GRAPH_SIZES),
 ]
 GRAPHS = {
     "decode": "Capture target decode CUDA graph end",

@@ -52,6 +52,20 @@ class Strategies:
             self._learned[side.name] = server.http.get(url).raise_for_status().json()
 
 
+def any_arm(most: Mapping[Arm, int], largest: int) -> StrategyUpdate:
+    """Each step draws its arm, or none, among those that have graphs for its batch size.
+
+    Args:
+        most: the largest batch of each arm.
+        largest: that the server runs.
+    """
+    firsts = [1, *(size + 1 for size in sorted(set(most.values())) if size < largest)]
+    drawn = {first: [to_client(arm) for arm, size in most.items() if size >= first] for first in firsts}
+    return StrategyUpdate(
+        "paper", epsilon=1.0, buckets=tuple(SelectionBucket(first, (*drawn[first], None)) for first in firsts)
+    )
+
+
 def selection(server: Server) -> Selection:
     """What a server with arms chose since its strategy was put in force, and what came of it."""
     answer = server.http.get(f"{server.url}/tlt/v1/strategy").raise_for_status()

@@ -19,15 +19,16 @@ from pathlib import Path
 
 import httpx
 import torch
+from msgspec import to_builtins
 from rich.console import Console
 
 from benchmarks.lib import command, tables
 from benchmarks.lib.command import Models, parser, positive
 from benchmarks.lib.divergences import divergence_figures, divergences
 from benchmarks.lib.draining import DecodeStep, decode_steps, switching_ms
-from benchmarks.lib.servers import GPU_FLAGS, Request, Server, logging_steps, tokens_of
+from benchmarks.lib.servers import GPU_FLAGS, GRAPH_SIZES, Request, Server, logging_steps, tokens_of
 from benchmarks.lib.sides import name_of, on_ranks
-from benchmarks.lib.strategies import strategy
+from benchmarks.lib.strategies import any_arm, strategy
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
@@ -47,8 +48,6 @@ PAIRS = (
     ("switching_ms_off", (None, ARMS[1])),
 )
 PAIRED = 8  # requests at once, while one of two arms is drawn for each step
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
-"""As in `GPU_FLAGS`."""
 _out = Console(highlight=False, soft_wrap=True)
 
 
@@ -65,10 +64,7 @@ def limits() -> dict[Arm, int]:
 
 def lottery(server: Server) -> None:
     """From now on each step draws its arm among those that were captured for its batch size."""
-    firsts = [1, *(most + 1 for most in sorted(set(limits().values())) if most < (256 if has_gpu() else 32))]
-    arms = {first: [described(arm) for arm, most in limits().items() if most >= first] for first in firsts}
-    buckets = [{"first": first, "arms": [*arms[first], None]} for first in firsts]
-    strategy(server, mode="paper", epsilon=1.0, buckets=buckets)
+    strategy(server, **to_builtins(any_arm(limits(), GRAPH_SIZES[-1] if has_gpu() else 32)))
 
 
 def pulls(server: Server) -> dict[str, int]:

@@ -130,6 +130,31 @@ QUESTIONS = (
         ],
     ),
     Question(
+        "Is a response the same, token for token, whatever drafts it? Against plain decoding, float32",
+        "one_sample.cpu2",
+        "correctness.md#one_sample",
+        [
+            ("sampled responses compared", "responses", "{:,}"),
+            ("their tokens", "compared_tokens", "{:,}"),
+            ("share of the responses that are the same", "responses_equal_share", "{:.2%}"),
+            ("that differ, and by no tie", "non_tie_divergences", "{:,}"),
+        ],
+    ),
+    Question(
+        "And in bfloat16? 64 requests at once",
+        "one_sample.h200",
+        "correctness.md#one_sample",
+        [
+            (
+                "share of the responses that are the same, with speculation and without",
+                "equal_responses_share",
+                "{:.1%}",
+            ),
+            ("without, in batches of other sizes", "equal_responses_share_control", "{:.1%}"),
+            ("that differ, and by no tie", "non_tie_divergences", "{:,}"),
+        ],
+    ),
+    Question(
         "What may clients and peers send?",
         "safe.cpu2",
         "correctness.md#safe",
