@@ -49,7 +49,7 @@ class Drafting(EagleDraftWorker):
         mode, positions, bs = forward_batch.forward_mode, forward_batch.positions, forward_batch.batch_size
         if mode == ForwardMode.DRAFT_EXTEND_V2:  # of each request, the row after what was accepted
             rows = torch.arange(0, len(logits), len(logits) // bs, device=logits.device)
-            rows += forward_batch.spec_info.num_accept_tokens - 1
+            rows += forward_batch.spec_info.num_accept_tokens[:bs] - 1  # a graph pads them
             chosen, at = logits[rows], positions[rows]
             self.noise.compare(chosen, at, forward_batch.req_pool_indices, self.hot_token_id)
             self.noise.add(chosen, at, 1, self.hot_token_id)
