@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 SHARPNESS = (1.0, 1.5, 2.0, 3.0, float("inf"))
-"""Values of beta. For a drafter of the target's own law 1 is best, at 2 it loses half a percent of its hits; for a bad
-one 2 to 3 are best, and without noise it loses two percent (measured on the embedded models)."""
+"""Values of beta. In chains of 3 of the embedded models 1 is best for a drafter of nearly the target's law: 3.94
+tokens, 3.89 at 2, 3.57 without noise. For one that has learnt less, at 2.35 tokens, 3 is, by a percent; and for one
+that has hardly learnt, no noise: 1.47 tokens, 1.40 at 2."""
 
 _LEAST = 1e-30
 
