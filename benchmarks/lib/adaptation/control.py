@@ -68,7 +68,7 @@ def converged(more: int, rollouts: int, judged: int) -> Figures:
     found = {}
     for name, drafter in (("frozen", first), ("longer", longer)):
         rows = judge(target, drafter, held_out)
-        found[f"accept_length_{name}_start"] = sum(len(row.top1) for row in rows) / accepted_drafts(rows)[0]
+        found[f"accept_length_{name}_start"] = sum(len(row.top1) for row in rows) / float(accepted_drafts(rows)[0])
     return {"longer_steps": more, "judged_rollouts": judged, **found}
 
 
