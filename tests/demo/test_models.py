@@ -1,5 +1,6 @@
 """The demo's models against transformers, and the parallel passes against one step at a time."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -99,4 +100,14 @@ def test_contexts_are_filled_with_whole_problems_but_for_the_last() -> None:
     ],
 )
 def test_walk_counts_accepted_drafts_of_each_pass(matches: list[str], passes: list[int]) -> None:
-    assert walk(np.array([[mark == "1" for mark in row] for row in matches])) == passes
+    counted = walk(np.array([[float(mark) for mark in row] for row in matches]))
+    assert counted.tolist() == [sum(accepted >= k for accepted in passes) for k in range(4)]
+
+
+def test_walk_expects_what_chances_give_on_average() -> None:
+    hits = np.random.default_rng(3).random((2, 4))
+    expected = np.zeros(3)
+    for marks in product((0, 1), repeat=hits.size):
+        found = np.array(marks).reshape(hits.shape)
+        expected += np.where(found, hits, 1 - hits).prod() * walk(found)
+    assert walk(hits) == pytest.approx(expected)

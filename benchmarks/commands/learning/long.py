@@ -31,6 +31,7 @@ from tlt_server.demo.task import Problem, problems, solve, training_problems
 from tlt_server.demo.tokens import END_ID
 from tlt_server.demo.training.corpus import Sequence as Rollout
 from tlt_server.drafter.folder import create
+from tlt_server.drafter.hits import SHARPNESS
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 from tlt_server.trainer.data.buffer import CONTEXT, Buffer
@@ -106,14 +107,16 @@ def _buffer(plan: Plan, runs: Sequence[Run]) -> Buffer:
 
 
 def by_quarter(network: Network, frozen: Frozen, judged: Sequence[Run]) -> list[float]:
-    """Expected accept length of chains that begin in each quarter of a response, all that lies before them read."""
-    totals = torch.zeros(2, QUARTERS, dtype=torch.float64)
+    """Expected accept length of chains that begin in each quarter of a response, all that lies before them read; at the
+    sharpness of drafts that is best over all quarters."""
+    totals = torch.zeros(QUARTERS, len(SHARPNESS), dtype=torch.float64)
+    chains = torch.zeros(QUARTERS)
     for each in judged:
         at, lengths = (found.cpu() for found in chain_lengths(network, frozen, join([each]), DEPTH))
         quarter = (at * QUARTERS // each.entries).clamp(max=QUARTERS - 1)
-        totals[0] += torch.bincount(quarter, lengths, QUARTERS)
-        totals[1] += torch.bincount(quarter, minlength=QUARTERS)
-    return (totals[0] / totals[1]).tolist()
+        totals.index_add_(0, quarter, lengths)
+        chains += torch.bincount(quarter, minlength=QUARTERS)
+    return (totals[:, totals.sum(0).argmax()] / chains).tolist()
 
 
 def learning(plan: Plan, seeds: Sequence[int]) -> Figures:

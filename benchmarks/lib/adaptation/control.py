@@ -17,7 +17,7 @@ from tlt_server.demo import default_paths
 from tlt_server.demo.checkpoint import load_target
 from tlt_server.demo.task import problems, training_problems
 from tlt_server.demo.training.corpus import Sequence, batches
-from tlt_server.demo.training.evaluate import judge, walk
+from tlt_server.demo.training.evaluate import accepted_drafts, judge
 from tlt_server.demo.training.model import Target
 from tlt_server.demo.training.optimise import optimise
 from tlt_server.demo.training.sampling import sample
@@ -68,8 +68,7 @@ def converged(more: int, rollouts: int, judged: int) -> Figures:
     found = {}
     for name, drafter in (("frozen", first), ("longer", longer)):
         rows = judge(target, drafter, held_out)
-        passes = sum(len(walk(row.matches)) for row in rows)
-        found[f"accept_length_{name}_start"] = sum(len(row.top1) for row in rows) / passes
+        found[f"accept_length_{name}_start"] = sum(len(row.top1) for row in rows) / float(accepted_drafts(rows)[0])
     return {"longer_steps": more, "judged_rollouts": judged, **found}
 
 

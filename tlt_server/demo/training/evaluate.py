@@ -11,7 +11,8 @@ from tlt_server.demo.task import DEMO, Task, grade, problems
 from tlt_server.demo.training.corpus import Sequence, cut
 from tlt_server.demo.training.model import Target
 from tlt_server.demo.training.sampling import sample, with_states
-from tlt_server.trainer.learn.chains import Frozen, draft, drafter_logits
+from tlt_server.drafter.hits import hit_probability
+from tlt_server.trainer.learn.chains import Frozen, draft, drafter_law, target_law
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import join
 
@@ -31,7 +32,7 @@ class Judged:
 
     top1: np.ndarray
     entropy: np.ndarray
-    matches: np.ndarray  # [steps, tokens] bool: the k-th draft of a chain, had it fallen on that token, was right
+    hits: np.ndarray  # [sharpness, steps, tokens]: how likely a chain's k-th draft, had it fallen on it, was that token
 
 
 def evaluate(
@@ -99,34 +100,39 @@ def _length_figures(lengths: np.ndarray) -> dict[str, float]:
 
 def _draft_figures(name: str, judged: list[Judged]) -> dict[str, float]:
     top1 = np.concatenate([one.top1 for one in judged])
-    passes = [accepted for one in judged for accepted in walk(one.matches)]
+    accepted = accepted_drafts(judged)
     figures = {
         "entropy_nats": float(np.concatenate([one.entropy for one in judged]).mean()),
         "top1_mean": float(top1.mean()),
         "top1_below_0.9": float((top1 < 0.9).mean()),
-        f"accept_length_{name}": sum(len(one.top1) for one in judged) / len(passes),
+        f"accept_length_{name}": len(top1) / float(accepted[0]),
     }
-    for step in range(STEPS):
-        tried = sum(accepted >= step for accepted in passes)
-        figures[f"acceptance_{name}_{step + 1}"] = sum(accepted > step for accepted in passes) / max(tried, 1)
-    return figures
+    rates = accepted[1:] / accepted[:-1].clip(min=1)
+    return figures | {f"acceptance_{name}_{step}": float(rate) for step, rate in enumerate(rates, 1)}
 
 
-def walk(matches: np.ndarray) -> list[int]:
-    """Accepted drafts of each target pass over one rollout; matches as in `Judged`.
+def accepted_drafts(judged: list[Judged]) -> np.ndarray:
+    """Expected target passes that accept the first k drafts or more, [steps + 1]: the first is all passes, and the
+    fewest of any sharpness."""
+    found = np.array([sum(walk(hits) for hits in each) for each in zip(*(one.hits for one in judged), strict=True)])
+    fewest: np.ndarray = found[found[:, 0].argmin()]
+    return fewest
 
-    The proposal is the drafter's likeliest token and is accepted with the target's probability of it, which is how
-    often a token sampled from the target equals it: so the rollout itself tells what would have been accepted.
+
+def walk(hits: np.ndarray) -> np.ndarray:
+    """Expected target passes over one rollout that accept the first k drafts or more, [steps + 1].
+
+    hits: [steps, tokens], of `Judged` at one sharpness. A pass begins at the token after those that the last one gave.
     """
-    steps, length = matches.shape
-    passes, known = [], 0
-    while known < length:
-        accepted = 0
-        while accepted < steps and known + accepted < length and matches[accepted, known + accepted]:
-            accepted += 1
-        passes.append(accepted)
-        known += accepted + 1
-    return passes
+    steps, length = hits.shape
+    begins, accepted = np.zeros(length + steps + 1), np.zeros(steps + 1)
+    begins[0] = 1
+    for first in range(length):
+        chain = np.diagonal(hits, first)[:steps]  # shorter at the end: nothing is accepted past it
+        reached = begins[first] * np.cumprod([1, *chain])
+        accepted[: len(reached)] += reached
+        begins[first + 1 : first + 1 + len(reached)] += reached - np.append(reached[1:], 0)
+    return accepted
 
 
 def judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
@@ -145,13 +151,14 @@ def _judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[J
     runs, device = with_states(target, drafter.aux_layers, rollouts), target.lm_head.weight.device
     fill = BUDGET if device.type == "cuda" else 0  # a kernel is compiled for every length
     pack, frozen = join(runs, fill).to(device), Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    drafts = [drafter_logits(drafter, frozen, step.reads).argmax(-1) for step in draft(drafter, frozen, pack, STEPS)]
+    reads = [step.reads for step in draft(drafter, frozen, pack, STEPS)]
     judged = []
     for run, (first, _) in zip(runs, pack.bounds, strict=False):
         at = torch.arange(run.prompt + 1, len(run.tokens), device=device)
-        log_p = target.lm_head(run.finals[at - 1]).log_softmax(-1)
+        p = target_law(frozen, run.finals[at - 1])
         # a chain that begins at entry i predicts token i + 2 first
-        right = [each[first + at - 2 - step] == run.tokens[at] for step, each in enumerate(drafts)]
-        parts = (log_p.max(-1).values.exp(), -(log_p.exp() * log_p).sum(-1), torch.stack(right))
+        laws = (drafter_law(drafter, frozen, each[first + at - 2 - step]) for step, each in enumerate(reads))
+        hits = torch.stack([hit_probability(p, q, run.tokens[at]) for q in laws])
+        parts = (p.max(-1).values, torch.special.entr(p).sum(-1), hits.movedim(-1, 0))
         judged.append(Judged(*(part.cpu().numpy() for part in parts)))
     return judged

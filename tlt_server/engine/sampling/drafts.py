@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
+from tlt_server.drafter.hits import SHARPNESS
 from tlt_server.engine.sampling.noise import add_noise
 
 AHEAD = 2
-SHARPNESS = (1.0, 1.5, 2.0, 3.0, float("inf"))
-"""Values of beta. For a drafter of the target's own law 1 is best, at 2 it loses half a percent of its hits; for a bad
-one 2 to 3 are best, and without noise it loses two percent (measured on the embedded models)."""
 FIRST = 2
 """Of SHARPNESS, until something is measured: nearly the best for both."""
 EVERY = 16

@@ -4,7 +4,10 @@
     HASS      the same in 3 aligned steps    a step reads what those before it made; its second    arXiv 2408.15766
                                              loss, over the ten likeliest tokens, is left out
     EAGLE-3   token alone, 0.8^k in step k   no state to match: training-time test, 7 steps long   arXiv 2503.01840
-    TV        total variation for the token  L = 1 - sum_x min(p(x), q(x)), what is rejected       arXiv 2310.08461
+    TV        total variation for the token  L = 1 - sum_x min(p(x), q(x))                         arXiv 2310.08461
+
+With L the total variation, at most 2L / (1 + L) of the drafts miss, by noise that drafter and target share (arXiv
+2408.07978).
 
 Where a drafter knows a part of the vocabulary, sums run over that part and p is not scaled up to one: so each position
 counts by how much of the target's law the drafter can reach at all.

@@ -1,34 +1,31 @@
 """Is a drafter better than the active one: its expected accept length on features that it never learnt from.
 
 The expected accept length of a chain of d drafts, bonus token included, is 1 + sum_{k<=d} P(the first k are accepted).
-With x_1, x_2, ... the tokens that the target itself sampled after the chain's start, p_k and q_k the two laws there,
+A draft is accepted if it is the token that the target takes, by noise that both share. With x_1, x_2, ... the tokens
+that the target took after the chain's start, and h_k what drafter/hits.py says of them,
 
-    P(the first k are accepted) = E[ prod_{m<k} min(1, q_m(x_m) / p_m(x_m)) * sum_x min(p_k(x), q_k(x)) ]
+    P(the first k are accepted, given x) = prod_{m<=k} h_m(x_m)
 
-because a draft x ~ q is accepted with probability min(1, p(x) / q(x)), so that it is accepted *and* is x with
-probability min(p(x), q(x)) = p(x) min(1, q(x) / p(x)) (Leviathan et al., arXiv 2211.17192). A server that drafts the
-likeliest token instead of sampling, as ours does, is the case where q_k is one at that token.
+which is exact: no noise is drawn, nor need that of the server be known. Its mean over rollouts is the expectation. A
+drafter is judged at the beta that is best for it, as servers find it by what they measure.
 
 Two drafters are compared on the same chains, and how sure it is that one is better is told by the bootstrap over
 requests (Efron, 1979): chains of one request are much alike, and what holds for a few may not hold for the next.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
+from tlt_server.drafter.hits import SHARPNESS, hit_probability
 from tlt_server.trainer.learn.chains import Frozen, autocast, draft, drafter_law, target_law
 from tlt_server.trainer.learn.losses import rows_at_once
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
-
-Drafts = Literal["likeliest", "sampled"]
-
 
 SURE = 0.95
 """Of the bootstrap's resamples, those that a gain must be above."""
@@ -59,82 +56,59 @@ def sure_gain(candidate: Mapping[str, Sum], other: Mapping[str, Sum]) -> float:
 
 
 def accept_length(
-    network: Network,
-    frozen: Frozen,
-    packs: Iterable[Pack],
-    depth: int,
-    temperature: float = 1.0,
-    drafts: Drafts = "likeliest",
+    network: Network, frozen: Frozen, packs: Iterable[Pack], depth: int, temperature: float = 1.0
 ) -> float:
     """Expected accept length of chains of `depth` drafts, 1 to depth + 1, over all tokens that a chain can start from.
 
     A server's own average is a little lower: its chains start where others ended, at tokens that are hard to draft.
 
-    packs: features of rollouts that were sampled at `temperature`. Only chains that end within their run count.
+    packs: features of rollouts that were sampled at `temperature`. Only chains count whose drafts are all followed, in
+    their run, by what the target took.
 
     Raises ValueError: no run is so long.
     """
-    return mean(by_request(network, frozen, packs, depth, temperature, drafts))
+    return mean(by_request(network, frozen, packs, depth, temperature))
 
 
 def by_request(
-    network: Network,
-    frozen: Frozen,
-    packs: Iterable[Pack],
-    depth: int,
-    temperature: float = 1.0,
-    drafts: Drafts = "likeliest",
+    network: Network, frozen: Frozen, packs: Iterable[Pack], depth: int, temperature: float = 1.0
 ) -> dict[str, Sum]:
-    """As `accept_length`, for each request that has such a chain. Raises ValueError: none has."""
-    found: dict[str, Sum] = {}
+    """As `accept_length`, for each request that has such a chain; all at one of SHARPNESS, the best over all. Raises
+    ValueError: none has."""
+    chains: dict[str, int] = {}
+    totals: dict[str, Tensor] = {}
     for pack in packs:
-        at, lengths = chain_lengths(network, frozen, pack, depth, temperature, drafts)
+        at, lengths = chain_lengths(network, frozen, pack, depth, temperature)
         for (first, stop), request in zip(pack.bounds, pack.requests, strict=False):  # the last may be a filler
             mine = lengths[(first <= at) & (at < stop)]
-            before = found.get(request, Sum(0, 0.0))
             if len(mine):
-                found[request] = Sum(before.chains + len(mine), before.total + mine.sum().item())
-    if not found:
-        raise ValueError(f"no run of {depth + 1} tokens or more to judge by")
-    return found
+                chains[request] = chains.get(request, 0) + len(mine)
+                totals[request] = totals.get(request, 0) + mine.sum(0)
+    if not chains:
+        raise ValueError(f"no run of {depth + 2} tokens or more to judge by")
+    best = torch.stack([*totals.values()]).sum(0).argmax()
+    return {request: Sum(count, totals[request][best].item()) for request, count in chains.items()}
 
 
 @torch.no_grad()
 def chain_lengths(
-    network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float = 1.0, drafts: Drafts = "likeliest"
+    network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The entries of a pack where whole chains begin, [R] int64, and their expected accept lengths, [R] float64."""
+    """The entries of a pack where whole chains begin, [R] int64, and their expected accept lengths at each of
+    SHARPNESS, [R, len(SHARPNESS)] float64."""
     with autocast(pack.tokens.device):
-        return _chain_lengths(network, frozen, pack, depth, temperature, drafts)
-
-
-def _chain_lengths(
-    network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float, drafts: Drafts
-) -> tuple[Tensor, Tensor]:
-    whole = pack.ahead(depth - 1)[1].nonzero()[:, 0]
-    lengths = torch.ones(len(whole), dtype=torch.float64, device=whole.device)
-    reached = torch.ones_like(lengths)
-    for step in draft(network, frozen, pack, depth):
-        at = step.at[whole]
-        following = pack.tokens[pack.ahead(1)[0][at]]  # at the end of a run it is another token; no step comes after
-        parts = []
-        for rows in torch.arange(len(whole), device=whole.device).split(rows_at_once(len(frozen.head))):
-            target = target_law(frozen, pack.finals[at[rows]], temperature)
-            drafter = drafter_law(network, frozen, step.reads[whole[rows]], temperature)
-            if drafts == "likeliest":
-                drafter = F.one_hot(drafter.argmax(-1), drafter.shape[-1])
-            parts.append(_acceptance(target, drafter, following[rows]))
-        accepted, goes_on = (torch.cat(part) for part in zip(*parts, strict=True))
-        lengths += reached * accepted
-        reached *= goes_on
+        whole = pack.ahead(depth)[1].nonzero()[:, 0]
+        lengths = torch.ones(len(whole), len(SHARPNESS), dtype=torch.float64, device=whole.device)
+        reached = torch.ones_like(lengths)
+        for step in draft(network, frozen, pack, depth):
+            parts = []
+            for rows in whole.split(rows_at_once(len(frozen.head))):
+                target = target_law(frozen, pack.finals[step.at[rows]], temperature)
+                drafter = drafter_law(network, frozen, step.reads[rows], temperature)
+                parts.append(hit_probability(target, drafter, pack.tokens[step.at[rows] + 1]))
+            reached *= torch.cat(parts)
+            lengths += reached
     return whole, lengths
-
-
-def _acceptance(target: Tensor, drafter: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_x min(p(x), q(x)), and min(1, q / p) at the token that the target said; laws [R, V], said [R] -> [R] each."""
-    accepted = torch.minimum(target, drafter).sum(-1)
-    p, q = (law.gather(-1, said[:, None])[:, 0] for law in (target, drafter))
-    return accepted, (q / p.clamp(min=1e-20)).clamp(max=1)
 
 
 class Judged(NamedTuple):
