@@ -5,6 +5,7 @@ higher noisy score, unless a filter forbids it. The other is taken where roundin
 one across a filter's border: that is a tie, and what follows it is another response. Anything else is an error.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,6 @@ Along = Callable[[Tokens, Tokens], torch.Tensor]
 TIE = 1e-4
 """Nats, and shares of probability: what a server's float32 may lack. Rounding moves a score of the embedded target by
 some 1e-5 (`logit_difference_max_shape_float32` of fidelity: 4e-5)."""
-
-
 TIE_STEPS = TIE_ULPS
 """Steps of bfloat16 at the larger logit: what a server's bfloat16 may lack, as of greedy decoding's divergences."""
 
@@ -145,8 +144,12 @@ def compare(
     given: Sequence[Rollout],
     bfloat16: bool = False,
 ) -> Compared:
-    """Each request's two responses; as `parting`."""
+    """Each request's two responses; as `parting`. What is no tie is told."""
     pairs = zip(asked, expected, given, strict=True)
     found = [parting(target, *each, bfloat16) for each in pairs]
+    for request, each in zip(asked, found, strict=True):
+        if each is not None and not each.tie:
+            seed, after = request.params.sampling_seed, len(each.prefix)
+            logging.warning("%s, seed %s: parts after %d tokens, by %.3g nats", request.kind, seed, after, each.gap)
     tokens = (len(e.tokens) if p is None else len(p.prefix) + 1 for e, p in zip(expected, found, strict=True))
     return Compared(len(found), sum(tokens), tuple((i, each) for i, each in enumerate(found) if each is not None))
