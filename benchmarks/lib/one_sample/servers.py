@@ -132,7 +132,8 @@ def serving(flags: Sequence[str], log: Path) -> Iterator[Client]:
 def measured(models: Models, logs: Path, count: int, names: Collection[str] = SERVERS.keys()) -> Iterator[Figures]:
     """All figures so far, after each phase. names: of the servers that are to be compared."""
     asked, target = requests(models, count), Reference(models.target, torch.float64).along
-    with serving(["--no-speculation"], logs / "plain.log") as client:
+    # upstream's penalties, which are this server's, count a token late where steps overlap
+    with serving(["--no-speculation", "--disable-overlap-schedule"], logs / "plain.log") as client:
         expected, _ = at_once(client, asked, logs)
     drawn = sum(each.params.sampling_seed is None for each in asked)
     asked = [each.seeded(rollout.seed) for each, rollout in zip(asked, expected, strict=True)]
