@@ -66,7 +66,7 @@ FEATURES: Sequence[Feature] = (
         "Deterministic inference",
         "--enable-deterministic-inference",
         lambda a: a.enable_deterministic_inference,
-        "drafting does not draw from the requests' seeds",
+        "not tried with speculation; seeds are honoured without it",
     ),
     Feature(
         "Routed experts of a response",
