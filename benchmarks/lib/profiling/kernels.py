@@ -33,6 +33,7 @@ _PATTERNS = [
     ("tree", r"build_tree|TreeSpeculative|ChainSpeculative|verify_tree|PackBits|triton_poi_fused|accept|fill_bonus"),
     ("sampling", r"[sS]oftMax|[tT]op[kKpP]|::sampling::|bitonicSort|radixSort|scan_by_key|distribution_elementwise"),
     ("sampling", r"reduce_kernel|compare_scalar|CompareEq|assert_async|Bitwise|bitwise|DivFunctor|_min_p|multinomial"),
+    ("sampling", r"_best_of_block|_add_to_block|_penalise_block"),
     ("copies", r"[mM]em(cpy|set)|copy|Copy|Fill|index|scatter|gather|Gather|scan|arange|multi_tensor_apply"),
     ("copies", r"add<|CUDAFunctorOnSelf|MulFunctor|div_floor|clamp|assign_|compute_position|generate_draft|kv_indices"),
 ]

@@ -32,6 +32,14 @@ def noisy(logits: torch.Tensor, seed: int, position: int, sharpness: float = SHA
     return logits + gumbel(torch.tensor([seed]), torch.tensor([position]), VOCAB)[0] / sharpness
 
 
+def in_force(noise: DraftNoise) -> int:
+    """Which of SHARPNESS proposals have, for requests with the seeds from 1 to 4."""
+    logits = torch.zeros(4, VOCAB)
+    noise.add(logits, torch.zeros(4, dtype=torch.int64), 1, None)
+    full = gumbel(torch.arange(1, 5), torch.full((4,), 2), VOCAB)
+    return next(i for i, beta in enumerate(SHARPNESS) if torch.allclose(logits, full / beta))
+
+
 def test_of_a_draft_extend_in_a_padded_graph_the_rows_that_are_read() -> None:
     """Upstream leaves the counts of the padding among those of the batch."""
     worker, width = drafting(), 4
@@ -90,10 +98,20 @@ def test_the_sharpness_becomes_that_whose_proposals_the_target_takes(best: int) 
         noise.compare(scores, positions, requests, None)
         target = scores + gumbel(torch.arange(1, 5), positions + 2, VOCAB) / sharpness
         noise.tell(target.argmax(-1), positions + 2, requests)
-    logits = torch.zeros(4, VOCAB)
-    noise.add(logits, torch.zeros(4, dtype=torch.int64), 1, None)
-    assert torch.allclose(logits, gumbel(torch.arange(1, 5), torch.full((4,), 2), VOCAB) / sharpness)
-    noise.forget()
-    logits.zero_()
-    noise.add(logits, torch.zeros(4, dtype=torch.int64), 1, None)
-    assert torch.allclose(logits, gumbel(torch.arange(1, 5), torch.full((4,), 2), VOCAB) / SHARPNESS[2])
+    assert in_force(noise) == best
+
+
+def test_another_drafter_begins_where_the_last_one_was_and_is_measured_anew() -> None:
+    noise, requests, generator = DraftNoise(ROWS, "cpu"), torch.arange(4), torch.Generator().manual_seed(1)
+    noise.follow(info([1, 2, 3, 4]))
+    for step in range(90 * EVERY):
+        sharpness = SHARPNESS[0] if step < 60 * EVERY else float("inf")
+        if step == 60 * EVERY:
+            noise.forget()
+            assert in_force(noise) == 0
+        positions = torch.full((4,), 10 + step)
+        scores = torch.randn(4, VOCAB, generator=generator)
+        noise.compare(scores, positions, requests, None)
+        target = scores + gumbel(torch.arange(1, 5), positions + 2, VOCAB) / sharpness
+        noise.tell(target.argmax(-1), positions + 2, requests)
+    assert SHARPNESS[in_force(noise)] == float("inf")

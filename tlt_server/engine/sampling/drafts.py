@@ -4,8 +4,8 @@ Its logits at position x of the sequence are of the token at x + 2: it has read 
 x + 1. With them divided by the request's temperature, and the noise of x + 2 added, the best is proposed.
 
 A drafter whose law is wrong does better with less noise: beta * log q + g proposes more of what q finds best, and
-without noise its best alone, whatever the seed. What is proposed changes no output, so beta
-follows what is measured: now and then all of SHARPNESS propose, and are held against what the target takes.
+without noise its best alone, whatever the seed. What is proposed changes no output, so beta follows what is measured:
+now and then all of SHARPNESS propose, and are held against what the target takes.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from tlt_server.engine.sampling.noise import add_noise
 
 AHEAD = 2
 FIRST = 2
-"""Of SHARPNESS, until something is measured: nearly the best for both."""
+"""Of SHARPNESS, until something is measured: nearly the best for a good drafter and for a bad one."""
 EVERY = 16
 """Draft-extends from one comparison to the next: it reads the drafter's logits five times."""
 KEPT = 0.99
@@ -40,17 +40,16 @@ class DraftNoise:
         self._followed: torch.Tensor | None = None
         self._inverse = torch.tensor([1 / beta for beta in SHARPNESS], device=device)
         self._hits = full(0, len(SHARPNESS))
-        self._proposed, self._position = (
-            full(-1, rows, len(SHARPNESS), dtype=torch.int64),
-            full(-1, rows, dtype=torch.int64),
-        )
+        self._hits[FIRST] = 1.0
+        self._proposed = full(-1, rows, len(SHARPNESS), dtype=torch.int64)
+        self._position = full(-1, rows, dtype=torch.int64)
         self._extends = 0
-        self.forget()
 
     def forget(self) -> None:
-        """What is known of a drafter: another one is active from here on."""
-        self._hits.zero_()
-        self._hits[FIRST] = 1.0
+        """What is known of a drafter: another one is active from here on. It begins with what suited the last one,
+        which it was mostly trained from."""
+        best = self._hits.argmax().view(1)
+        self._hits.zero_().index_fill_(0, best, 1.0)
         self._position.fill_(-1)
         self._choose()
 
