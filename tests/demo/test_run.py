@@ -25,6 +25,7 @@ FIGURES: dict[str, float | int] = {
     "response_length_p50": 90,
     "response_length_p90": 380.4,
     "response_length_max": 800,
+    "sampled_mismatches": 1,
     "greedy_responses": 16,
     "greedy_mismatches": 0,
     "sampling_p_value_plain": 0.5,
@@ -41,6 +42,7 @@ def test_a_sound_run_has_no_faults() -> None:
     [
         ("failed_requests", 2, "2 of 1520 requests failed"),
         ("greedy_mismatches", 1, "1 greedy responses changed"),
+        ("sampled_mismatches", 3, "3 sampled responses changed"),
         ("sampling_p_value", 1e-6, "do not follow the target's law (p = 1.0e-06)"),
     ],
 )
