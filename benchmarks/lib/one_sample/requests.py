@@ -24,11 +24,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"temperature": 1.0, "frequency_penalty": 0.4},
     "presence_penalty": {"temperature": 1.0, "presence_penalty": 0.8, "top_p": 0.9},
     "repetition_penalty": {"temperature": 1.3, "repetition_penalty": 1.3, "top_k": 20},
-    "all penalties": {
+    # not with repetition_penalty: which of them comes first varies from process to process in upstream's plain decoding
+    "two penalties": {
         "temperature": 0.8,
         "frequency_penalty": -0.2,
         "presence_penalty": 0.5,
-        "repetition_penalty": 1.1,
         "logit_bias": {28: 0.5},
     },
     "stop": {"temperature": 1.0, "stop": ["7", "so"]},
