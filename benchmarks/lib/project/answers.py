@@ -135,8 +135,6 @@ QUESTIONS = (
         "correctness.md#one_sample",
         [
             ("sampled responses compared", "responses", "{:,}"),
-            ("their tokens", "compared_tokens", "{:,}"),
-            ("share of the responses that are the same", "responses_equal_share", "{:.2%}"),
             ("that differ, and by no tie", "non_tie_divergences", "{:,}"),
         ],
     ),
