@@ -18,6 +18,7 @@ PLACEHOLDERS = {
     "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
     "SIDE": r"(upstream_)?(plain(_random)?|adaptive|off|paper|bandit(_cold)?|elastic|table"
     r"|(chain|tree)(_\d+)+(_accept_\d+)?)",
+    "CHAIN": r"chain_\d+(_temperature_06|_top_p_095|_noised|_stale|_eagle3)?",
     "SERVER": "one|naive|pool",
     "BIN": r"\d\d",
     "BUDGET": "default|everything",

@@ -9,7 +9,7 @@
 #   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
 #   one_sample  responses with speculation against off
 # and, of long responses and contexts, each part with a name of its own, to be joined by hand (--join):
-#   accepted    to natural ends      simulated   accept lengths      context     up to 32,768 tokens
+#   accepted, eagle3    to natural ends      simulated   accept lengths      context     up to 32,768 tokens
 #   natural_{1,128}      batches from 1, from 128     natural_drain_{32,128,512}
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -44,8 +44,8 @@ join() {
 
 for stage in "$@"; do
   case $stage in
-    costs) measure profile.h200 profile "${models[@]}" --arm 3,1,4 --batches 1 32 128 ;;
-    one_sample) measure one_sample.h200 one_sample "${models[@]}" ;;
+    costs) measure profile.h200 profile "${long[@]}" "${peer[@]}" --arm 3,1,4 --batches 1 32 128 --traces "$out/traces" ;;
+    one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;
     strategy_1) measure strategy_1 strategy "${models[@]}" "${peer[@]}" --batches 1 ;;
@@ -55,11 +55,13 @@ for stage in "$@"; do
     ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
     join) join ;;
     accepted) measure accept_length_1 accept_length "${long[@]}" --natural ;;
-    simulated) measure accept_length_2 accept_length "${long[@]}" ;;
+    eagle3) measure accept_length_2 accept_length "${long[@]}" --natural --eagle3 ;;
+    simulated) measure accept_length_3 accept_length "${long[@]}" ;;
     context) measure context.h200 context "${long[@]}" ;;
     natural_1) measure natural_1 strategy "${long[@]}" "${peer[@]}" --natural --batches 1 8 32 64 ;;
     natural_128) measure natural_128 strategy "${long[@]}" "${peer[@]}" --natural --batches 128 256 ;;
-    natural_drain_*) measure "$stage" drain "${long[@]}" "${peer[@]}" --natural --requests "${stage##*_}" ;;
+    natural_drain_*) measure "$stage" drain "${long[@]}" "${peer[@]}" --natural --requests "${stage##*_}" \
+      --rounds "${ROUNDS:-3}" ;;
     *) echo "strategy.sh: $stage: not a stage" >&2; exit 2 ;;
   esac
 done

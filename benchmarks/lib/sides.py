@@ -32,6 +32,8 @@ GPU_FLAGS = [
 ]
 # Ranks reduce by NCCL alone: SGLang's own kernels want NVLink multicast, which not every host lets a program use.
 PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
+# To natural ends: SGLang does not keep room for all to be as long as allowed.
+NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
 OVERHEAD_GB = {
     "gpu": {"plain": 5, "speculation": 8, "further_arm": 0.75},

@@ -186,7 +186,7 @@ def test_each_step_draws_among_arms_that_have_graphs() -> None:
 def test_the_control_stands_apart() -> None:
     tie, error = Parting((1,), (2, 3), gap=0.1, allowed=0.2, step=0.05), Parting((1,))
     of_arms = Compared(4, 100, ((0, error),)) + Compared(4, 60, ((2, tie),))
-    figures = batches.summary({False: of_arms, True: Compared(2, 10)}, {False: [], True: []})
+    figures = batches.summary({False: of_arms, True: Compared(2, 10)})
     assert figures["equal_responses_share"] == 0.75
     assert (figures["tie_divergences"], figures["non_tie_divergences"]) == (1, 1)
     assert figures["tokens_per_divergence"] == 80

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from benchmarks.commands.speed import profile
 from benchmarks.lib.command import Models
 from benchmarks.lib.decoding import Load
 from benchmarks.lib.profiling import recording
-from benchmarks.lib.profiling.breakdown import as_markdown, sides, terms
+from benchmarks.lib.profiling.breakdown import as_markdown, sampling_ratios, sides, terms
 from benchmarks.lib.sides import Site
 from benchmarks.lib.strategies import fixed
+from tests.definitions import undefined
 from tlt_server import results
 from tlt_server.config import Arm
 from tlt_server.demo import default_paths
@@ -54,6 +56,16 @@ def test_memory_bound_matmuls_lie_just_above_their_limit(result: results.Result)
     for name in ("decode_head_plain_batch_1", "verify_head_tree_5_4_16_batch_1"):
         ratio = result.figures[f"term_ms_{name}"] / result.figures[f"term_limit_ms_{name}"]
         assert 1 <= ratio < 1.04
+
+
+def test_choosing_is_held_against_upstreams(result: results.Result) -> None:
+    """All that chooses, of every phase; SGLang's own arm here took twice as long for each."""
+    ours = {name: ms for name, ms in result.figures.items() if re.fullmatch(r"term_ms_\w+_tree_5_4_16_batch_1", name)}
+    theirs = {name.replace("_tree_5", "_upstream_tree_5"): 2 * ms for name, ms in ours.items()}
+    figures = sampling_ratios(result.figures | theirs | {"step_ms_upstream_tree_5_4_16_batch_1": 1.0})
+    assert figures["sampling_ratio_batch_1"] == pytest.approx(0.5)
+    assert figures["sampling_ms_tree_5_4_16_batch_1"] > ours["term_ms_draft_sampling_tree_5_4_16_batch_1"] > 0
+    assert not undefined(figures)
 
 
 def test_tables_come_from_the_json_alone(result: results.Result) -> None:

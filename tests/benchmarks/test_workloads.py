@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.commands.speed import accept_length, context
 from benchmarks.commands.speed.strategy import natural_load
+from benchmarks.lib.accepting import CASES
 from benchmarks.lib.command import Models
 from benchmarks.lib.training.lengths import GROUP, PROBLEMS, kept
 from benchmarks.models.workloads import MODELS, WORKLOADS, Workload
@@ -76,8 +77,18 @@ def test_a_closed_loop_asks_the_same_of_every_side() -> None:
 
 
 def test_claims_are_named_and_defined() -> None:
-    natural = {f"accept_length_{case.figure.format('chain_3')}": 3.5 for case in accept_length.CASES}
+    natural = {f"accept_length_{case.figure.format('chain_3')}": 3.5 for case in CASES}
     assert accept_length.summary(natural) == {"accept_length_at_1024": 3.5, "accept_length_at_16384": 3.5}
+    name = f"accept_length_{CASES[0].figure.format('chain_3')}"
+    computed = {
+        f"{name}{of}{end}": 2.5
+        for of in ("", "_stale", "_noised", "_eagle3")
+        for end in ("_computed", "_computed_greedy")
+    }
+    served = {f"{name}{of}": value for of, value in (("", 2.5), ("_stale", 2.25), ("_noised", 3.0), ("_eagle3", 2.5))}
+    claims = accept_length.summary(computed | served)
+    worst = ("accept_length_worst_ratio_to_computed", "sharpness_worst_ratio_to_greedy")
+    assert {name: claims[name] for name in worst} == dict.fromkeys(worst, 0.9)
     long = {
         "speedup_bandit_context_32768_batch_8": 2.5,
         "speedup_chain_3_accept_3_context_8192_batch_1": 1.5,
@@ -85,4 +96,4 @@ def test_claims_are_named_and_defined() -> None:
     }
     claimed = {"context_speedup_32768_8": 2.5, "context_ratio_chain_3_accept_3_8192_1": 1.5}
     assert context.summary(long) == claimed
-    assert not undefined([*natural, *accept_length.summary(natural), *long, *claimed])
+    assert not undefined([*natural, *computed, *served, *claims, *accept_length.summary(natural), *long, *claimed])

@@ -49,8 +49,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     count = arguments.responses or size.responses
     figures = law.measured(arguments.draws or size.draws, size.pairs)
     if has_gpu() or arguments.batches:
-        judge = arguments.model_path or models.workload.models / "target"
-        found = batches.measured(models, judge, logs, count, arguments.tokens or size.tokens)
+        found = batches.measured(models, logs, count, arguments.tokens or size.tokens)
     else:
         found = servers.measured(models, logs, count, ["eagle"] if arguments.smoke else servers.SERVERS)
     for each in found:

@@ -27,7 +27,6 @@ from pathlib import Path
 from benchmarks.commands.speed.strategy import (
     ADAPTIVE,
     BANDIT,
-    NATURAL_FLAGS,
     NATURAL_HELD,
     RESERVED,
     sides,
@@ -38,7 +37,7 @@ from benchmarks.lib.comparison import LAGS, PLAIN
 from benchmarks.lib.drained import COLD, ELASTIC, TABLE, Drained, drain_figures, summary
 from benchmarks.lib.draining import DecodeStep, Speeds, decode_steps
 from benchmarks.lib.servers import Answer, Request, logging_steps
-from benchmarks.lib.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
+from benchmarks.lib.sides import NATURAL_FLAGS, Side, SideServer, Site, awake, name_of, servers_of, side_by_side
 from benchmarks.lib.strategies import Strategies, by_batch, name_of_choice, selection
 from benchmarks.lib.training.lengths import GROUP, PROBLEMS, kept
 from tlt_server.config import Arm

@@ -3,8 +3,8 @@
     python -m benchmarks profile --arm 3,1,4 --json benchmarks/results/profile.h200.json
     python -m benchmarks profile --from FOLDER      # the same from traces that --traces FOLDER kept, on any machine
 
-1. serves plain decoding; the arm, and off, by one server with a drafter; and plain decoding of random weights, as a
-   control; at each batch size, records some steps under load (recording.py)
+1. serves plain decoding; the arm, and off, by one server with a drafter; plain decoding of random weights, as a
+   control; with --upstream SGLang's own arm; at each batch size, records some steps under load (recording.py)
 2. cuts each trace into steps, phases and groups of kernels (traces.py, kernels.py)
 3. counts what each group has to move and to compute (limits.py), and names what lies farthest above (breakdown.py)
 """
@@ -20,11 +20,18 @@ from benchmarks.lib.command import out, parser, positive, run, workplace
 from benchmarks.lib.comparison import PLAIN
 from benchmarks.lib.decoding import Load
 from benchmarks.lib.profiling import limits
-from benchmarks.lib.profiling.breakdown import as_markdown, as_table, figures_of, launching_figures
+from benchmarks.lib.profiling.breakdown import (
+    UPSTREAM,
+    as_markdown,
+    as_table,
+    figures_of,
+    launching_figures,
+    sampling_ratios,
+)
 from benchmarks.lib.profiling.limits import BANDWIDTH, PEAK, Shape, step_work
 from benchmarks.lib.profiling.recording import NEW_TOKENS, Recordings, Run, load, record
 from benchmarks.lib.profiling.traces import PHASES, Step, Trace, busiest_call, cut, read
-from benchmarks.lib.sides import Side, Site
+from benchmarks.lib.sides import Side, Site, name_of
 from benchmarks.lib.strategies import fixed
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
@@ -56,7 +63,7 @@ def analyse(recordings: Recordings, folder: Path, bandwidth: float, peak: float)
         figures |= {f"context_{each.suffix}": each.context, f"accept_length_{each.suffix}": each.accept_length}
         out.print(as_table(figures, each.side, each.batch))
         _print_waits(steps, trace)
-    return figures
+    return figures | sampling_ratios(figures)
 
 
 def _check_passes(run: Run, steps: Sequence[Step], target: Shape, drafter: Shape) -> None:
@@ -100,12 +107,13 @@ def _recorded(arguments: argparse.Namespace, argv: Sequence[str]) -> Result:
         texts = models.prompts(max(arguments.batches), arguments.context)
         loads = [Load(f"batch_{batch}", texts[:batch], NEW_TOKENS) for batch in arguments.batches]
         tokens = max(arguments.batches) * (arguments.context + NEW_TOKENS + 64)
-        site = Site(models.target, models.drafter, logs, arguments.batches, tokens)
+        site = Site(models.target, models.drafter, logs, arguments.batches, tokens, arguments.upstream)
         # weights without the zeros that the embedded model's shape has: whether they cost the same
         control = Side(f"{PLAIN}_random", flags=("--load-format", "dummy"))
         # up to the largest batch, as if it were the arm's only: what an arm among several is captured for is less
         speculative = fixed({arm: max(arguments.batches)}, max(arguments.batches))
-        recordings = record([Side(PLAIN), *speculative, control], site, loads, folder)
+        peers = [Side(f"{UPSTREAM}{name_of(arm)}", arm, upstream=True)] if arguments.upstream else []
+        recordings = record([Side(PLAIN), *speculative, control, *peers], site, loads, folder)
         return _kept(recordings, folder, arguments, argv)
 
 

@@ -9,7 +9,7 @@ by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and 
 that lag far behind the best at a batch size are asked in every fourth round only.
 
 Requests all run at once, past their ends. With --natural so many are always in flight instead, each to its natural end,
-and SGLang's static chains stand beside the others.
+and SGLang's plain decoding and static chains stand beside the others, `paper` does not.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, parser, positive
 from benchmarks.lib.comparison import PLAIN, Measured, mean_rate, measuring, totals
 from benchmarks.lib.decoding import Load
-from benchmarks.lib.sides import Side, Site, name_of
+from benchmarks.lib.sides import NATURAL_FLAGS, Side, Site, name_of
 from benchmarks.lib.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
@@ -41,14 +41,15 @@ MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/
 ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
-NATURAL_SECONDS, SMOKE_SECONDS = 4.0, 4.0  # of a visit
+NATURAL_SECONDS, SMOKE_SECONDS = 3.0, 4.0  # of a visit
 NATURAL_HELD = 512  # tokens of KV cache a request: a few are far longer while most have ended
 NATURAL_LEAST = 16_384  # and at least, for one that runs on
-NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")  # nor does SGLang keep room for all to be as long as allowed
 NATURAL_PEERS = {Arm(3, 1, 4): 512, Arm(7, 1, 8): 64}  # SGLang's, each up to so many requests: more would not fit
 ADAPTIVE = "upstream_adaptive"
+UPSTREAM_PLAIN = "upstream_plain"
 BANDIT = "bandit"
 LEARN = ("paper", BANDIT)
+CLAIMED = ("off_ratio_to_plain", "off_ratio_to_upstream_plain", "max_chosen_lost")
 RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
 FEW = 64  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
@@ -97,6 +98,9 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
             figures |= {f"ratio_to_best_min_{name}_{load.name}": min(over)}
             figures |= {f"ratio_to_best_max_{name}_{load.name}": max(over)}
         figures |= chosen(found.selections.get((name, load.name), ()), name, load.batch)
+    for load in loads:
+        if over := ratios(found, OFF, UPSTREAM_PLAIN, load.name):
+            figures[f"off_ratio_to_upstream_plain_{load.name}"] = median(over)
     return figures
 
 
@@ -126,7 +130,9 @@ def summary(figures: Figures) -> Figures:
     made = {f"speedup_batch_{batch}": value for batch, value in bandit.items()}
     off = [value for (side, _), value in speedups.items() if side == OFF]
     best = [value for name, value in figures.items() if name.startswith(f"ratio_to_best_{BANDIT}_")]
+    peer = [value for name, value in figures.items() if name.startswith("off_ratio_to_upstream_plain_")]
     least = {"min_ratio_to_best": best, "min_ratio_to_plain": list(bandit.values()), "off_ratio_to_plain": off}
+    least |= {"off_ratio_to_upstream_plain": peer}
     made |= {name: min(values) for name, values in least.items() if values}
     lost = {batch: each for batch in bandit if (each := chosen_lost(figures, speedups, batch)) is not None}
     made |= {f"chosen_lost_batch_{batch}": each for batch, each in lost.items()}
@@ -141,7 +147,8 @@ def chosen_lost(figures: Figures, speedups: Mapping[tuple[str, str], float], bat
     What its choices cost, chance left out: what is accepted scatters from visit to visit by more than is in question.
     None where no arm was measured by itself.
     """
-    alone = {arm: value for (arm, size), value in speedups.items() if size == batch and arm not in (*LEARN, ADAPTIVE)}
+    ours = {arm: value for (arm, size), value in speedups.items() if size == batch and not arm.startswith("upstream")}
+    alone = {arm: value for arm, value in ours.items() if arm not in LEARN}
     shares = {arm: figures.get(f"time_{arm}_{BANDIT}_batch_{batch}", 0.0) for arm in alone}
     if not any(shares.values()):
         return None
@@ -192,6 +199,9 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     site = Site(models.target, models.drafter, logs, every, held, arguments.upstream, context, flags)
     static = [arm for arm, most in NATURAL_PEERS.items() if natural and max(batches) <= most]
     group = sides(every, bool(arguments.upstream), arguments.smoke, static)
+    if natural:
+        group = [side for side in group if side.name != "paper"]
+        group += [Side(UPSTREAM_PLAIN, upstream=True, max_batch=every[-1])] if arguments.upstream else []
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
         known = {" ".join(turn): reports for turn, reports in found[0].selections.items() if reports}
@@ -206,7 +216,8 @@ def table(result: Result) -> str:
     arms = [OFF, *tables.arms_of(names)]
     best = {load: tables.best_arm(figures, arms, load) for load in loads}
     rows = []
-    for side in [*arms, "paper", BANDIT, ADAPTIVE]:
+    peers = sorted(name for name in names if name.startswith("upstream") and name != ADAPTIVE)
+    for side in [*arms, *LEARN, ADAPTIVE, *peers]:
         shown = zip(loads, tables.cells(figures, f"speedup_{side}", loads), strict=True)
         title = {ADAPTIVE: "SGLang, adaptive"}.get(side) or (tables.label(side) if "_" in side else side)
         rows.append([title, *(f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)])
@@ -216,11 +227,7 @@ def table(result: Result) -> str:
         rows.append(["lost by choices", *lost])
     rows.append(["plain, tokens/s", *tables.cells(figures, "tokens_per_s_plain", loads, ",.0f")])
     header = ["speed-up", *(f"batch {tables.numbers_in(load)[0]}" for load in loads)]
-    claimed = [
-        [name, f"{figures[name]:.4f}"]
-        for name in figures
-        if name.startswith("min_ratio") or name in ("off_ratio_to_plain", "max_chosen_lost")
-    ]
+    claimed = [[name, f"{figures[name]:.4f}"] for name in figures if name.startswith("min_ratio") or name in CLAIMED]
     return "\n\n".join((tables.caption(result), tables.table(header, rows), tables.table(["figure", ""], claimed)))
 
 

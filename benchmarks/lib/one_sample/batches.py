@@ -1,23 +1,25 @@
 """One server with several arms: with speculation against off, and off against off in batches of other sizes.
 
-In bfloat16 a pass of another shape rounds otherwise, whatever it is for: the second comparison is the control. The same
-requests are answered each time, all at temperature 1.
+In bfloat16 a pass of another shape rounds otherwise, whatever it is for: the second comparison is the control, at the
+rows that arms verify in too. The same requests are answered each time, all at temperature 1. The judge is the target as
+it is served, in float32.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tlt_client import Client, Rollout, SamplingParams, StrategyUpdate
 
 from benchmarks.lib.command import Models
-from benchmarks.lib.one_sample.asking import Asked, ask_again
 from benchmarks.lib.one_sample.judging import Compared, compare
 from benchmarks.lib.one_sample.requests import SEED, Request
 from benchmarks.lib.servers import GPU_FLAGS, GRAPH_SIZES
 from benchmarks.lib.strategies import any_arm
 from tlt_server.config import Arm
+from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 from tlt_server.engine.graphs.capture import sizes_of
 from tlt_server.launch import has_gpu
@@ -50,6 +52,7 @@ def turns() -> list[Turn]:
         Turn("arms", BASE, drawn),
         Turn("bandit", BASE, StrategyUpdate("bandit")),
         Turn("trees", BASE // 2, drawn),
+        Turn("off256", 4 * BASE, off, control=True),  # of as many rows as a chain of 3 verifies
         Turn("off128", 2 * BASE, off, control=True),
         Turn("off16", BASE // 4, off, share=1 / 2, control=True),
     ]
@@ -74,39 +77,47 @@ def take(url: str, turn: Turn, asked: Sequence[Request]) -> list[Rollout]:
         return client.generate_batch([each.prompt for each in asked], [each.params for each in asked])
 
 
-def measured(models: Models, embedded: Path, logs: Path, count: int, length: int) -> Iterator[Figures]:
-    """All figures so far, after each turn.
-
-    embedded: a target that computes the same function, small, for the judge.
-    """
-    asked, judge = requests(models, count, length), Reference(embedded).along
+def measured(models: Models, logs: Path, count: int, length: int) -> Iterator[Figures]:
+    """All figures so far, after each turn; in the end, with what the judge says."""
+    asked = requests(models, count, length)
     first, *others = turns()
     flags = ["--model-path", str(models.target), "--drafter", str(models.drafter), "--context-length", str(CONTEXT)]
     flags += [word for arm in ARMS for word in ("--arm", f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}")]
     flags += GPU_FLAGS if has_gpu() else []
-    found = {False: Compared(), True: Compared()}
-    verdicts: dict[bool, list[Asked]] = {False: [], True: []}
+    given: dict[Turn, list[Rollout]] = {}
     began = time.monotonic()
     with running_server(flags, logs / "one_sample.log", start_timeout=500) as url:
         figures: Figures = {"server_start_s": time.monotonic() - began}
         expected = take(url, first, asked)
         for turn in others:
-            began, ours = time.monotonic(), asked[: round(turn.share * count)]
-            given = take(url, turn, ours)
-            figures[f"seconds_{turn.name}"] = time.monotonic() - began
-            compared = compare(judge, ours, expected[: len(ours)], given, bfloat16=has_gpu())
-            verdicts[turn.control] += ask_again(url, ours, compared)
-            found[turn.control] += compared
-            figures[f"equal_responses_share_{turn.name}"] = compared.equal_share
-            yield figures | summary(found, verdicts)
+            given[turn] = take(url, turn, asked[: round(turn.share * count)])
+            pairs = zip(given[turn], expected, strict=False)
+            equal = [each.tokens == other.tokens for each, other in pairs]
+            figures[f"equal_responses_share_{turn.name}"] = sum(equal) / len(equal)
+            yield figures
+    yield figures | judged(models, asked, expected, given)
 
 
-def summary(found: dict[bool, Compared], verdicts: dict[bool, list[Asked]]) -> Figures:
-    """With speculation; and of the control, once there is one."""
+def judged(
+    models: Models, asked: Sequence[Request], expected: Sequence[Rollout], given: Mapping[Turn, Sequence[Rollout]]
+) -> Figures:
+    """Whether rounding explains each place where responses part."""
+    reference = Reference(models.target, torch.float32, "cuda" if has_gpu() else "cpu")
+
+    def judge(prompt: Tokens, response: Tokens) -> torch.Tensor:
+        return reference.along(prompt, response).cpu()
+
+    found = {False: Compared(), True: Compared()}
+    for turn, rollouts in given.items():
+        count = len(rollouts)
+        found[turn.control] += compare(judge, asked[:count], expected[:count], rollouts, bfloat16=has_gpu())
+    return summary(found)
+
+
+def summary(found: Mapping[bool, Compared]) -> Figures:
+    """With speculation; and of the control."""
     figures: Figures = {"responses": found[False].responses, "compared_tokens": found[False].tokens}
     for control, compared in found.items():
-        if not compared.responses:
-            continue
         of, partings = "_control" if control else "", [each for _, each in compared.parted]
         ties = sum(each.tie for each in partings)
         figures |= {
@@ -115,8 +126,6 @@ def summary(found: dict[bool, Compared], verdicts: dict[bool, list[Asked]]) -> F
             f"non_tie_divergences{of}": len(partings) - ties,
             f"divergences_beyond_a_step{of}": sum(each.in_steps > 1 for each in partings),
             f"gap_steps_max{of}": max((each.in_steps for each in partings), default=0.0),
-            f"asked_non_ties{of}": sum(not each.tie for each in verdicts[control]),
-            f"asked_beyond_a_step{of}": sum(each.in_steps > 1 for each in verdicts[control]),
         }
         if partings:
             figures[f"tokens_per_divergence{of}"] = compared.tokens / len(partings)

@@ -19,6 +19,9 @@ from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
 
 LARGEST = 5
+UPSTREAM = "upstream_"
+CHOOSING = ("logits", "sampling", "tree")
+"""Groups of kernels that choose tokens, in any phase."""
 _PHASE_WORDS = {
     "decode": "target",
     "verify": "verify",
@@ -159,6 +162,21 @@ def _traced_idle(suffix: str, steps: Sequence[Step]) -> Figures:
         for phase in PHASES
     }
     return {f"traced_idle_ms_{phase}_{suffix}": time for phase, time in idle.items() if time}
+
+
+def sampling_ratios(figures: Mapping[str, float]) -> Figures:
+    """What choosing tokens takes of a step, milliseconds of kernels: logits copied, laws filtered, tokens drawn, drafts
+    chosen and accepted; and of an arm over SGLang's own, in which the sampler is upstream's."""
+    made: Figures = {}
+    for side, batch in sides(figures):
+        chosen = (t.ms for t in terms(figures, side, batch) if t.group in CHOOSING or t[:2] == ("sampling", "copies"))
+        made[f"sampling_ms_{side}_batch_{batch}"] = sum(chosen)
+    for name, theirs in list(made.items()):
+        side, _, batch = name.removeprefix("sampling_ms_").rpartition("_batch_")
+        if side.startswith(UPSTREAM):
+            ours = made[f"sampling_ms_{side.removeprefix(UPSTREAM)}_batch_{batch}"]
+            made[f"sampling_ratio_batch_{batch}"] = ours / theirs
+    return made
 
 
 def sides(figures: Mapping[str, float]) -> list[tuple[str, int]]:

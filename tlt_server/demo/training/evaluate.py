@@ -135,30 +135,49 @@ def walk(hits: np.ndarray) -> np.ndarray:
     return accepted
 
 
-def judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
+@dataclass(frozen=True)
+class Asked:
+    """steps: of a chain. temperature: both laws'. top_p: of the target's law; a drafter proposes from its whole one."""
+
+    steps: int = STEPS
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+def judge(target: Target, drafter: Network, rollouts: list[Sequence], asked: Asked = Asked()) -> list[Judged]:
     """Run both models over `rollouts`, sorted by length to waste little on padding; the order is kept."""
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     order = np.argsort(lengths, kind="stable")
     judged: dict[int, Judged] = {}
     for first, last in cut(lengths[order], BUDGET):
         rows = order[first:last]
-        judged |= zip(rows, _judge(target, drafter, [rollouts[index] for index in rows]), strict=True)
+        judged |= zip(rows, _judge(target, drafter, [rollouts[index] for index in rows], asked), strict=True)
     return [judged[index] for index in range(len(rollouts))]
 
 
 @torch.no_grad()
-def _judge(target: Target, drafter: Network, rollouts: list[Sequence]) -> list[Judged]:
+def _judge(target: Target, drafter: Network, rollouts: list[Sequence], asked: Asked) -> list[Judged]:
     runs, device = with_states(target, drafter.aux_layers, rollouts), target.lm_head.weight.device
     fill = BUDGET if device.type == "cuda" else 0  # a kernel is compiled for every length
     pack, frozen = join(runs, fill).to(device), Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    reads = [step.reads for step in draft(drafter, frozen, pack, STEPS)]
+    reads = [step.reads for step in draft(drafter, frozen, pack, asked.steps)]
     judged = []
     for run, (first, _) in zip(runs, pack.bounds, strict=False):
         at = torch.arange(run.prompt + 1, len(run.tokens), device=device)
-        p = target_law(frozen, run.finals[at - 1])
+        p = _filtered(target_law(frozen, run.finals[at - 1], asked.temperature), asked.top_p)
         # a chain that begins at entry i predicts token i + 2 first
-        laws = (drafter_law(drafter, frozen, each[first + at - 2 - step]) for step, each in enumerate(reads))
+        rows = (each[first + at - 2 - step] for step, each in enumerate(reads))
+        laws = (drafter_law(drafter, frozen, each, asked.temperature) for each in rows)
         hits = torch.stack([hit_probability(p, q, run.tokens[at]) for q in laws])
         parts = (p.max(-1).values, torch.special.entr(p).sum(-1), hits.movedim(-1, 0))
         judged.append(Judged(*(part.cpu().numpy() for part in parts)))
     return judged
+
+
+def _filtered(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The likeliest tokens of each row that together have at least `top_p`, scaled to sum to one."""
+    if top_p >= 1:
+        return probs
+    ordered, order = probs.sort(-1, descending=True)
+    kept = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
+    return torch.zeros_like(probs).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
