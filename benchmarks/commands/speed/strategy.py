@@ -9,13 +9,14 @@ by `off`, by BEG-MAB as published (`paper`) and by ours (`bandit`) in turn; and 
 that lag far behind the best at a batch size are asked in every fourth round only.
 
 Requests all run at once, past their ends. With --natural so many are always in flight instead, each to its natural end,
-and SGLang's plain decoding and static chains stand beside the others, `paper` does not.
+SGLang's static chains stand beside the others, `paper` does not, and the plain server is SGLang's own.
 """
 
 import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -46,10 +47,9 @@ NATURAL_HELD = 512  # tokens of KV cache a request: a few are far longer while m
 NATURAL_LEAST = 16_384  # and at least, for one that runs on
 NATURAL_PEERS = {Arm(3, 1, 4): 512, Arm(7, 1, 8): 64}  # SGLang's, each up to so many requests: more would not fit
 ADAPTIVE = "upstream_adaptive"
-UPSTREAM_PLAIN = "upstream_plain"
 BANDIT = "bandit"
 LEARN = ("paper", BANDIT)
-CLAIMED = ("off_ratio_to_plain", "off_ratio_to_upstream_plain", "max_chosen_lost")
+CLAIMED = ("off_ratio_to_plain", "max_chosen_lost")
 RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
 FEW = 64  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
@@ -98,9 +98,6 @@ def cells(found: Measured, loads: Sequence[Load]) -> Figures:
             figures |= {f"ratio_to_best_min_{name}_{load.name}": min(over)}
             figures |= {f"ratio_to_best_max_{name}_{load.name}": max(over)}
         figures |= chosen(found.selections.get((name, load.name), ()), name, load.batch)
-    for load in loads:
-        if over := ratios(found, OFF, UPSTREAM_PLAIN, load.name):
-            figures[f"off_ratio_to_upstream_plain_{load.name}"] = median(over)
     return figures
 
 
@@ -130,9 +127,7 @@ def summary(figures: Figures) -> Figures:
     made = {f"speedup_batch_{batch}": value for batch, value in bandit.items()}
     off = [value for (side, _), value in speedups.items() if side == OFF]
     best = [value for name, value in figures.items() if name.startswith(f"ratio_to_best_{BANDIT}_")]
-    peer = [value for name, value in figures.items() if name.startswith("off_ratio_to_upstream_plain_")]
     least = {"min_ratio_to_best": best, "min_ratio_to_plain": list(bandit.values()), "off_ratio_to_plain": off}
-    least |= {"off_ratio_to_upstream_plain": peer}
     made |= {name: min(values) for name, values in least.items() if values}
     lost = {batch: each for batch in bandit if (each := chosen_lost(figures, speedups, batch)) is not None}
     made |= {f"chosen_lost_batch_{batch}": each for batch, each in lost.items()}
@@ -200,8 +195,9 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     static = [arm for arm, most in NATURAL_PEERS.items() if natural and max(batches) <= most]
     group = sides(every, bool(arguments.upstream), arguments.smoke, static)
     if natural:
-        group = [side for side in group if side.name != "paper"]
-        group += [Side(UPSTREAM_PLAIN, upstream=True, max_batch=every[-1])] if arguments.upstream else []
+        # SGLang's own plain decoding is the base: a server of ours beside it would not fit
+        plain = replace(group[0], upstream=bool(arguments.upstream))
+        group = [plain, *(side for side in group[1:] if side.name != "paper")]
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
         known = {" ".join(turn): reports for turn, reports in found[0].selections.items() if reports}
