@@ -17,7 +17,7 @@ WINDOW = 128
 
 
 PREFILL_S = 0.025
-"""The launch of a prefill of one request: 28 layers of target and a drafter's, without CUDA graphs, on an H200's host."""
+"""The launch of a prefill of one request on an H200's host: 28 layers and a drafter's, without CUDA graphs."""
 
 
 class Step(NamedTuple):
