@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, Retry
+from tlt_client.schemas import DrafterVersion
 
 from tests.wire.ends import HELLO
 from tlt_server.link.bridge import Bridge
@@ -25,6 +26,7 @@ LIVE = {
     "newest": 1,
     "frozen": False,
 }
+START = DrafterVersion(0, "/d/0", None, None)
 READY = [DrafterUpdate(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
 
 
@@ -37,6 +39,7 @@ class Routes:
 
     def __init__(self, **answers: Any) -> None:
         quiet = {"events": [[]], "loads": [{"loads": []}], "update": [LIVE], "trainer": [{}], "share": [(400, {})]}
+        quiet["drafter"] = [LIVE]
         self.answers: dict[str, list[Any]] = quiet | answers
         self.asked: dict[str, list[Any]] = {}
         self.may_answer = asyncio.Event()
@@ -62,10 +65,14 @@ class Routes:
 
 
 class Receiver(server.Receiver):
-    """One without a link or files. said: its hellos."""
+    """One without a link or files. said: its hellos. given: what it has for a trainer to begin with."""
 
     def __init__(self) -> None:
         self.hello, self.said = HELLO, list[Hello]()
+        self.given: list[tuple[DrafterVersion, ...]] = []
+
+    def gives(self, *drafters: DrafterVersion) -> None:
+        self.given.append(drafters)
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -90,12 +97,13 @@ def bridged(
     script: Callable[[Receiver], Awaitable[None]],
     seen: int = 0,
     folder: Path = Path("/nowhere"),
+    start: Path | None = None,
 ) -> None:
     async def both() -> None:
         receiver = Receiver()
         retry = Retry(attempts=1)
         async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
-            bridge = Bridge(client, receiver, folder, [Event(seen, 0.0, "", 0, {})])
+            bridge = Bridge(client, receiver, folder, [Event(seen, 0.0, "", 0, {})], START, start)
             running = asyncio.create_task(bridge.run())
             await script(receiver)
             running.cancel()
@@ -131,6 +139,18 @@ def test_events_change_what_is_told() -> None:
 
     bridged(routes, script, seen=3)
     assert routes.asked["events"][:4] == [b"after=3", b"after=5", b"after=5", b"after=5"]
+
+
+def test_the_active_drafter_is_what_a_trainer_may_begin_with() -> None:
+    routes = Routes(events=[[], [event(1, "drafter_swapped", version=1, from_version=0)], []])
+
+    async def script(receiver: Receiver) -> None:
+        await receiver.says(drafter_version=1)
+        await routes.until(1, "drafter")
+        await asyncio.sleep(0.1)
+        assert receiver.given == [(START, START), (DrafterVersion(1, "/d/1", 0, "ab"), START)]
+
+    bridged(routes, script, start=Path("/d/0"))
 
 
 def test_a_drafter_is_offered_but_not_what_was_overtaken(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,9 +20,9 @@ from tlt_server.trainer.publish.gate import (
     Policy,
     Sum,
     accept_length,
-    by_depth,
+    by_position,
     by_request,
-    chain_lengths,
+    chain_reach,
     mean,
     sure_gain,
 )
@@ -92,9 +92,9 @@ def test_it_expects_what_is_accepted_on_average(drafter: Network, shared: Frozen
     p, q = (torch.stack(each) for each in zip(*(laws(drafter, shared, path) for path in PATHS), strict=True))
     expected = torch.zeros(len(SHARPNESS), dtype=torch.float64)
     for path, law in zip(PATHS, p, strict=True):
-        at, lengths = chain_lengths(drafter, shared, join([run_of((*BEFORE, *path))]), DEPTH, TEMPERATURE)
+        at, reached = chain_reach(drafter, shared, join([run_of((*BEFORE, *path))]), DEPTH, TEMPERATURE)
         assert at.tolist() == [0]
-        expected += law.gather(1, torch.tensor(path)[:, None]).prod() * lengths[0]
+        expected += law.gather(1, torch.tensor(path)[:, None]).prod() * (1 + reached[0].sum(0))
     rounds = 100_000
     for beta, each in zip(SHARPNESS, expected.tolist(), strict=True):
         assert each == pytest.approx(simulated(p, q, beta, rounds), abs=4.5 * DEPTH / 2 / rounds**0.5)
@@ -147,7 +147,7 @@ def test_what_is_judged_is_told_by_request() -> None:
     several = [replace(run, request=str(number // 2)) for number, run in enumerate(rollouts("eagle")[:6])]
     sums = by_request(embedded("eagle"), frozen(), pack(several, 1024, torch.device("cpu")), 3)
     assert set(sums) == {"0", "1", "2"}
-    shares = by_depth(sums)
+    shares = by_position(sums)
     assert mean(sums) == pytest.approx(1 + sum(shares))
     assert len(shares) == 3
     assert 1 > shares[0] > shares[1] > shares[2] > 0

@@ -10,11 +10,13 @@ from tlt_server.config import DrafterKind, beside, read_toml
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import is_loopback
 from tlt_server.trainer.learn.loop import Settings
+from tlt_server.trainer.learn.losses import TokenLoss
 from tlt_server.trainer.publish.gate import Policy
 from tlt_server.wire.sockets import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
+Logbook = Literal["tensorboard", "wandb"]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
@@ -50,15 +52,18 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: folder or hub name of the model whose drafter is trained. Its sizes count; embedding and head come from the
         servers, whose target may be another by then.
     folder: for checkpoints and published drafters; what is found there is gone on from.
-    drafter: folder to begin with; None: one is made that has learnt nothing.
-    drafter_kind: what is made.
+    drafter: folder to begin with; None: that of the first server (begin.py), unless a kind is given.
+    drafter_kind: of one to make that has learnt nothing; None: EAGLE, where the server's cannot be trained.
     listen: control link, `tcp://HOST:PORT` or `ipc://PATH`.
     features: link of features; None: the port after the control link's, or its path with `.features` after it.
     key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
     server_keys: folder of the public ones of servers that may connect.
     host, port: of the status and the metrics, over HTTP; 0: the system chooses.
+    logbooks: TensorBoard, W&B (logbooks.py), in the folder; of extras by their names.
     insecure: they may be read from other machines, which `host` lets in; nobody is asked for a key.
-    loss: preset; None: the kind's own.
+    loss: preset; None: the kind's own. token_loss: of it (learn/losses.py). likeliest: weight of the cross entropy over
+        the target's ten likeliest tokens. chain: steps of a chain in training; none need be deeper than an arm. Of the
+        latter two None: the preset's own.
     entries: of a pack, and of a training step: a pair of a state and the token after it.
     passes: how often a token is learnt from, on average, before training waits for more.
     buffer_mb: of features, in memory.
@@ -76,16 +81,19 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: str
     folder: str
     drafter: str | None = None
-    drafter_kind: DrafterKind = DrafterKind.EAGLE
+    drafter_kind: DrafterKind | None = None
     listen: str = "tcp://127.0.0.1:30500"
     features: str | None = None
     key: str | None = None
     server_keys: str | None = None
     host: str = "127.0.0.1"
     port: Port = 30502
+    logbooks: tuple[Logbook, ...] = ()
     insecure: bool = False
     loss: Literal["eagle", "hass", "eagle3"] | None = None
-    token_loss: Literal["cross_entropy", "total_variation"] = "cross_entropy"
+    token_loss: TokenLoss = "cross_entropy"
+    likeliest: Annotated[float, Meta(ge=0)] | None = None
+    chain: Annotated[int, Meta(ge=1, le=16)] | None = None
     optimizer: Settings = Settings()
     entries: Annotated[int, Meta(ge=16)] = 4096
     passes: Annotated[float, Meta(gt=0)] = 10.0

@@ -227,7 +227,7 @@ class Service:
 
     def _publish(self, verdict: Verdict, reason: str) -> None:
         parts, judged = self._parts, {"temperature": f"{self._config.gate.temperature:g}"}
-        judged["accepted"] = " ".join(f"{share:.4f}" for share in verdict.judged.accepted)
+        judged["accepted"] = " ".join(f"{share:.4f}" for share in verdict.judged.candidate_reaches)
         version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
         try:
             drafter = replace(parts.drafter, network=verdict.network)
@@ -280,6 +280,8 @@ class Service:
             live=verdict.judged.live if verdict else None,
             surely=verdict.judged.surely if verdict else None,
             judged_by=verdict.judged.requests if verdict else 0,
+            candidate_reaches=list(verdict.judged.candidate_reaches) if verdict else [],
+            live_reaches=list(verdict.judged.live_reaches) if verdict else [],
             control_dropped=parts.sender.dropped,
             feature_messages=parts.inlet.read,
             connections_cut={"control": parts.sender.link.cut, "features": parts.inlet.cut},

@@ -4,7 +4,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +20,7 @@ from tlt_server.drafter.networks import Eagle3
 from tlt_server.drafter.target import find_target
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.preflight import read_config
+from tlt_server.trainer.begin import begin, begins_with_servers, start_of
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
@@ -33,13 +34,14 @@ from tlt_server.trainer.learn.network import NETWORKS
 from tlt_server.trainer.learn.packing import Run, pack
 from tlt_server.trainer.learn.ranks import Place, joined
 from tlt_server.trainer.learn.team import Team
+from tlt_server.trainer.logbooks import kept
 from tlt_server.trainer.progress import in_terminal
 from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.service import Parts, Service
-from tlt_server.trainer.status import shown
+from tlt_server.trainer.status import Status, shown
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
 from tlt_server.wire.sharing import Fetcher
@@ -49,6 +51,8 @@ from tlt_server.wire.trainer import Sender
 log = logging.getLogger(__name__)
 
 OBJECTIVES = {"eagle": EAGLE, "hass": HASS, "eagle3": EAGLE3}
+OF_KIND = {DrafterKind.EAGLE: "hass", DrafterKind.EAGLE3: "eagle3"}
+"""Which of them a kind learns by, unless it is said: what is best in docs/results/learning.md."""
 
 
 def train(config: TrainConfig) -> None:
@@ -81,21 +85,40 @@ def train(config: TrainConfig) -> None:
 
 
 def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
-    with prepared(config, place) as parts, ThreadPoolExecutor(1, "control") as thread:
+    service: Service | None = None
+
+    def read() -> Status:
+        return service.status if service else Status()
+
+    with ExitStack() as stack:
+        if begins_with_servers(config):  # else nothing is shown before it is known how far training is
+            url = _shown(config, stack, read)
+            log.info("the trainer waits at %s for a server, whose drafter it begins with; %s", config.listen, url)
+            begin(config, over.is_set)
+        else:
+            url = ""
+        parts = stack.enter_context(prepared(config, place))
+        thread = stack.enter_context(ThreadPoolExecutor(1, "control"))
         sending = thread.submit(parts.sender.run, parts.workers.tick)
         try:
             service = Service(parts, lambda: over.is_set() or sending.done())
             if config.spot.on and place.device.type == "cuda":
                 _rehearse(parts)
-            with (
-                shown(config.host, config.port, lambda: service.status) as url,
-                in_terminal(lambda: service.status),
-            ):
+            with ExitStack() as showing:
+                url = url or _shown(config, showing, read)
                 log.info("the trainer listens at %s, for features at %s; %s", config.listen, parts.inlet.address, url)
                 service.run()
         finally:
             parts.sender.stop()
         sending.result()
+
+
+def _shown(config: TrainConfig, stack: ExitStack, read: Callable[[], Status]) -> str:
+    """Shows and logs the status until the stack unwinds; the URL."""
+    url = stack.enter_context(shown(config.host, config.port, read))
+    stack.enter_context(in_terminal(read))
+    stack.enter_context(kept(config.logbooks, Path(config.folder), read))
+    return url
 
 
 class Learning(NamedTuple):
@@ -110,7 +133,7 @@ class Learning(NamedTuple):
 
 def learning(config: TrainConfig, device: torch.device) -> Learning:
     """Made by the settings, on a device. ConfigError: a setting that cannot be used."""
-    target, drafter, start = _models(config, Path(config.folder))
+    target, drafter, start = _models(config)
     trainer, (width, _) = _trainer(config, target, drafter, device), _reads(drafter)
     hidden = int(drafter.config["hidden_size"])
     buffer = Buffer(
@@ -204,12 +227,12 @@ def _end_overdue(rank: int, config: TrainConfig) -> None:
     os._exit(1)
 
 
-def _models(config: TrainConfig, folder: Path) -> tuple[Path, Drafter, Drafter]:
+def _models(config: TrainConfig) -> tuple[Path, Drafter, Drafter]:
     """The target's folder; the drafter that will be trained, and the one that it began as."""
     target, shape = find_target(config.target)
-    first = Path(config.drafter) if config.drafter else folder / "start"
+    first = start_of(config)
     if config.drafter is None and not first.exists():
-        create(config.target, first, config.drafter_kind, seed=config.seed)
+        create(config.target, first, config.drafter_kind or DrafterKind.EAGLE, seed=config.seed)
     drafter, start = load_drafter(first), load_drafter(first)
     for name in ("hidden_size", "vocab_size"):
         if drafter.config[name] != (wanted := getattr(shape, name)):
@@ -227,10 +250,15 @@ def _trainer(config: TrainConfig, target: Path, drafter: Drafter, device: torch.
 def objective_of(config: TrainConfig, drafter: Mapping[str, Any]) -> Objective:
     """What a drafter with this config.json learns by. ConfigError: a loss that it cannot learn by."""
     kind = DrafterKind.EAGLE3 if NETWORKS[drafter["architectures"][0]] is Eagle3 else DrafterKind.EAGLE
-    objective = OBJECTIVES[config.loss or str(kind)]
+    objective = OBJECTIVES[config.loss or OF_KIND[kind]]
     if objective.state and kind is DrafterKind.EAGLE3:
         raise ConfigError(f"loss {config.loss}: compares states, which EAGLE-3 does not imitate. Take eagle3")
-    return replace(objective, token_loss=config.token_loss)
+    return replace(
+        objective,
+        token_loss=config.token_loss,
+        likeliest=objective.likeliest if config.likeliest is None else config.likeliest,
+        steps=config.chain or objective.steps,
+    )
 
 
 def _reads(drafter: Drafter) -> tuple[int, DrafterKind]:

@@ -34,11 +34,12 @@ RESAMPLES = 2000
 
 
 class Sum(NamedTuple):
-    """Of the expected accept lengths of chains. accepted: of their drafts of each depth, from the first."""
+    """Of the expected accept lengths of chains. reached: of the drafts at each position, how many are expected to be
+    accepted, with all before them."""
 
     chains: int
     total: float
-    accepted: tuple[float, ...] = ()
+    reached: tuple[float, ...] = ()
 
 
 def mean(sums: Mapping[str, Sum]) -> float:
@@ -46,10 +47,10 @@ def mean(sums: Mapping[str, Sum]) -> float:
     return sum(each.total for each in sums.values()) / sum(each.chains for each in sums.values())
 
 
-def by_depth(sums: Mapping[str, Sum]) -> tuple[float, ...]:
-    """Share of all chains whose draft of each depth is accepted, from the first."""
+def by_position(sums: Mapping[str, Sum]) -> tuple[float, ...]:
+    """The share of chains whose first 1, 2, ... drafts are all accepted; one more than their sum is the mean."""
     chains = sum(each.chains for each in sums.values())
-    return tuple(sum(column) / chains for column in zip(*(each.accepted for each in sums.values()), strict=True))
+    return tuple(sum(column) / chains for column in zip(*(each.reached for each in sums.values()), strict=True))
 
 
 def sure_gain(candidate: Mapping[str, Sum], other: Mapping[str, Sum]) -> float:
@@ -85,60 +86,51 @@ def by_request(
     chains: dict[str, int] = {}
     totals: dict[str, Tensor] = {}
     for pack in packs:
-        at, accepted = chain_accepted(network, frozen, pack, depth, temperature)
+        at, reached = chain_reach(network, frozen, pack, depth, temperature)
         for (first, stop), request in zip(pack.bounds, pack.requests, strict=False):  # the last may be a filler
-            mine = accepted[(first <= at) & (at < stop)]
+            mine = reached[(first <= at) & (at < stop)]
             if len(mine):
                 chains[request] = chains.get(request, 0) + len(mine)
                 totals[request] = totals.get(request, 0) + mine.sum(0)
     if not chains:
         raise ValueError(f"no run of {depth + 2} tokens or more to judge by")
     best = torch.stack([*totals.values()]).sum((0, 1)).argmax()
-    found = {request: totals[request][:, best].tolist() for request in chains}
+    reached = {request: total[:, best].tolist() for request, total in totals.items()}
     return {
-        request: Sum(count, count + sum(found[request]), tuple(found[request])) for request, count in chains.items()
+        request: Sum(count, count + sum(reached[request]), (*reached[request],)) for request, count in chains.items()
     }
 
 
-def chain_lengths(
-    network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """The entries of a pack where whole chains begin, [R] int64, and their expected accept lengths at each of
-    SHARPNESS, [R, len(SHARPNESS)] float64."""
-    at, accepted = chain_accepted(network, frozen, pack, depth, temperature)
-    return at, 1 + accepted.sum(1)
-
-
 @torch.no_grad()
-def chain_accepted(
+def chain_reach(
     network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """As `chain_lengths`; how probably the draft of each depth is accepted, [R, depth, len(SHARPNESS)] float64."""
+    """The entries of a pack where whole chains begin, [R] int64, and how likely their first 1 to `depth` drafts are all
+    accepted at each of SHARPNESS, [R, depth, len(SHARPNESS)] float64; one more than their sum is the accept length."""
     with autocast(pack.tokens.device):
         whole = pack.ahead(depth)[1].nonzero()[:, 0]
-        reached = torch.ones(len(whole), len(SHARPNESS), dtype=torch.float64, device=whole.device)
-        accepted = []
+        reached = [torch.ones(len(whole), len(SHARPNESS), dtype=torch.float64, device=whole.device)]
         for step in draft(network, frozen, pack, depth):
             parts = []
             for rows in whole.split(rows_at_once(len(frozen.head))):
                 target = target_law(frozen, pack.finals[step.at[rows]], temperature)
                 drafter = drafter_law(network, frozen, step.reads[rows], temperature)
                 parts.append(hit_probability(target, drafter, pack.tokens[step.at[rows] + 1]))
-            reached = reached * torch.cat(parts)
-            accepted.append(reached)
-    return whole, torch.stack(accepted, 1)
+            reached.append(reached[-1] * torch.cat(parts))
+    return whole, torch.stack(reached[1:], 1)
 
 
 class Judged(NamedTuple):
     """Expected accept lengths of the drafter in training and of the active one, on the same features of so many
     requests. surely: the share that it gains at least (`sure_gain`); of several that it must be better than, the
-    least. accepted: of the candidate, by depth (`by_depth`)."""
+    least. candidate_reaches, live_reaches: `by_position`."""
 
     candidate: float
     live: float
     surely: float
     requests: int
-    accepted: tuple[float, ...] = ()
+    candidate_reaches: tuple[float, ...] = ()
+    live_reaches: tuple[float, ...] = ()
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack, Run, pack
-from tlt_server.trainer.publish.gate import Judged, Sum, accept_length, by_depth, by_request, mean, sure_gain
+from tlt_server.trainer.publish.gate import Judged, Sum, accept_length, by_position, by_request, mean, sure_gain
 from tlt_server.trainer.publish.published import Published
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class Judge:
             log.debug("the drafter cannot be judged yet: %s", error)
             return None
         surely = min(sure_gain(sums, each) for each in rivals)
-        self.last = Verdict(Judged(mean(sums), mean(rivals[0]), surely, len(sums), by_depth(sums)), network)
+        reaches = by_position(sums), by_position(rivals[0])
+        self.last = Verdict(Judged(mean(sums), mean(rivals[0]), surely, len(sums), *reaches), network)
         return self.last
 
     def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:
@@ -81,7 +82,7 @@ class Judge:
             try:
                 known = self._published.network(version)
                 if known is None and version:
-                    log.warning("the servers' drafter %d is not of this trainer: judged as the first one", version)
+                    log.warning("the servers' drafter %d was not published here: judged as the one begun with", version)
             except ConfigError as error:
                 log.warning("the servers' drafter %d is judged as the first one: %s", version, error)
             self._live = version, self._start if known is None else known.to(self._device)
