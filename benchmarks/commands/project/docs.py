@@ -32,6 +32,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
     "faster": (tables.headline, ["strategy.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
+    "accept_length_cpu": (tables.accept_length, ["accept_length.cpu2"]),
     "context": (tables.context, ["context.h200"]),
     "profile": (breakdown.as_markdown, ["profile.h200"]),
     "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
