@@ -27,6 +27,7 @@ PLACEHOLDERS = {
     "GROUP": "[a-z]+",
     "WHEN": "before|last",
     "ESTIMATE": "(accept_length|tokens_per_s|reward|accuracy)_[a-z_]+",
+    "LOSS": "cross_entropy|total_variation|lk|lk_hybrid|hits",
     "LOAD": r"(context_\d+_)?batch_\d+",
 }
 

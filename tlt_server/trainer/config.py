@@ -10,6 +10,7 @@ from tlt_server.config import DrafterKind, beside, read_toml
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import is_loopback
 from tlt_server.trainer.learn.loop import Settings
+from tlt_server.trainer.learn.losses import TokenLoss
 from tlt_server.trainer.publish.gate import Policy
 from tlt_server.wire.sockets import CurveKeys
 
@@ -58,7 +59,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     server_keys: folder of the public ones of servers that may connect.
     host, port: of the status and the metrics, over HTTP; 0: the system chooses.
     insecure: they may be read from other machines, which `host` lets in; nobody is asked for a key.
-    loss: preset; None: the kind's own.
+    loss: preset; None: the kind's own. token_loss: of it (learn/losses.py). likeliest: weight of the cross entropy over
+        the target's ten likeliest tokens. chain: steps of a chain in training; none need be deeper than an arm. Of the
+        latter two None: the preset's own.
     entries: of a pack, and of a training step: a pair of a state and the token after it.
     passes: how often a token is learnt from, on average, before training waits for more.
     buffer_mb: of features, in memory.
@@ -85,7 +88,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Port = 30502
     insecure: bool = False
     loss: Literal["eagle", "hass", "eagle3"] | None = None
-    token_loss: Literal["cross_entropy", "total_variation"] = "cross_entropy"
+    token_loss: TokenLoss = "cross_entropy"
+    likeliest: Annotated[float, Meta(ge=0)] | None = None
+    chain: Annotated[int, Meta(ge=1, le=16)] | None = None
     optimizer: Settings = Settings()
     entries: Annotated[int, Meta(ge=16)] = 4096
     passes: Annotated[float, Meta(gt=0)] = 10.0

@@ -230,7 +230,12 @@ def objective_of(config: TrainConfig, drafter: Mapping[str, Any]) -> Objective:
     objective = OBJECTIVES[config.loss or str(kind)]
     if objective.state and kind is DrafterKind.EAGLE3:
         raise ConfigError(f"loss {config.loss}: compares states, which EAGLE-3 does not imitate. Take eagle3")
-    return replace(objective, token_loss=config.token_loss)
+    return replace(
+        objective,
+        token_loss=config.token_loss,
+        likeliest=objective.likeliest if config.likeliest is None else config.likeliest,
+        steps=config.chain or objective.steps,
+    )
 
 
 def _reads(drafter: Drafter) -> tuple[int, DrafterKind]:

@@ -1,9 +1,9 @@
 """Which loss is a drafter to learn by? Equal steps, equal data, no server.
 
-    python -m benchmarks losses --json benchmarks/results/losses.h200.json
+    python -m benchmarks losses --json benchmarks/results/losses.cpu2.json
 
-EAGLE, HASS and EAGLE-3, each with both token losses, from random weights on rollouts of the embedded target; judged by
-the trainer's gate, on rollouts of problems that no training sees.
+The trainer's presets, each with every token loss, from random weights on rollouts of the embedded target at temperature
+1; judged by the trainer's gate, on rollouts of problems that no training sees.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from rich.markdown import Markdown
 from tokenizers import Tokenizer
@@ -32,17 +32,36 @@ from tlt_server.drafter.folder import create
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 from tlt_server.trainer.learn.loop import Settings, Trainer
-from tlt_server.trainer.learn.losses import TOKEN_LOSSES, Objective
+from tlt_server.trainer.learn.losses import Objective, TokenLoss
 from tlt_server.trainer.learn.packing import Pack, Run, pack, within
 from tlt_server.trainer.publish.folder import load_drafter, load_frozen
 from tlt_server.trainer.publish.gate import accept_length
 from tlt_server.trainer.start import OBJECTIVES
 
 MEASURES = ("tlt_server/trainer/learn",)
-KINDS = {"eagle": DrafterKind.EAGLE, "hass": DrafterKind.EAGLE, "eagle3": DrafterKind.EAGLE3}
-"""The drafter that a loss is for."""
-WORDS = {"eagle": "EAGLE, 1 step", "hass": "HASS, 3 steps", "eagle3": "EAGLE-3, 7 steps"}
 DEPTH = 3
+
+
+class Side(NamedTuple):
+    """kind: of the drafter. words: for people. token_losses: that it is tried with."""
+
+    kind: DrafterKind
+    objective: Objective
+    words: str
+    token_losses: tuple[str, ...] = get_args(TokenLoss)
+
+
+SIDES = {
+    "eagle": Side(DrafterKind.EAGLE, OBJECTIVES["eagle"], "EAGLE, 1 step"),
+    "hass": Side(DrafterKind.EAGLE, OBJECTIVES["hass"], "HASS, 3 steps"),
+    "aligned": Side(
+        DrafterKind.EAGLE, replace(OBJECTIVES["hass"], likeliest=0.0), "the same, not the likeliest", ("cross_entropy",)
+    ),
+    "token": Side(DrafterKind.EAGLE, replace(OBJECTIVES["eagle3"], steps=DEPTH), "EAGLE, tokens alone, 3 steps"),
+    "eagle3": Side(DrafterKind.EAGLE3, OBJECTIVES["eagle3"], "EAGLE-3, 8 steps"),
+}
+"""What drafters learn by, but for the token loss."""
+NAMES = tuple(f"{loss}_{token}" for loss, side in SIDES.items() for token in side.token_losses)
 
 
 class Plan(NamedTuple):
@@ -57,7 +76,7 @@ class Plan(NamedTuple):
     longest: int = 640
 
 
-CPU, GPU, SMOKE = Plan(512, 64, 300, 512), Plan(4096, 512, 1500, 4096), Plan(8, 4, 20, 64, longest=64)
+CPU, GPU, SMOKE = Plan(512, 64, 200, 512), Plan(4096, 512, 1500, 4096), Plan(8, 4, 20, 64, longest=64)
 
 
 class Data(NamedTuple):
@@ -99,13 +118,13 @@ def measured(plan: Plan, seeds: Sequence[int]) -> dict[str, dict[int, float]]:
     target = load_target(default_paths()[0]).to("cuda" if has_gpu() else "cpu")
     asked = training_problems(plan.rollouts, SEED), problems(plan.judged, SEED)
     rollouts = tuple(rolled_out(target, each, SEED + n, plan.longest) for n, each in enumerate(asked))
-    of = {kind: data(target, kind, rollouts, plan.entries) for kind in set(KINDS.values())}
+    of = {kind: data(target, kind, rollouts, plan.entries) for kind in DrafterKind}
     found: dict[str, dict[int, float]] = {}
-    for loss, kind in KINDS.items():
-        for token_loss in TOKEN_LOSSES:
-            objective = replace(OBJECTIVES[loss], token_loss=token_loss)
+    for loss, side in SIDES.items():
+        for token_loss in side.token_losses:
+            objective = replace(side.objective, token_loss=token_loss)
             name = f"{loss}_{token_loss}"
-            found[name] = {seed: learnt(plan, kind, objective, of[kind], seed) for seed in seeds}
+            found[name] = {seed: learnt(plan, side.kind, objective, of[side.kind], seed) for seed in seeds}
             out.print(f"{name}: {', '.join(f'{length:.3f}' for length in found[name].values())}")
     return found
 
@@ -133,8 +152,12 @@ def shown(result: Result) -> str:
         mean, low, high = (found[f"expected_accept_length_{name}{end}"] for end in ("", "_low", "_high"))
         return f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
-    rows = [[words, *(cell(f"{loss}_{token_loss}") for token_loss in TOKEN_LOSSES)] for loss, words in WORDS.items()]
-    header = ["expected accept length", *(name.replace("_", " ") for name in TOKEN_LOSSES)]
+    tokens = get_args(TokenLoss)
+    rows = [
+        [side.words, *(cell(f"{loss}_{token}") if token in side.token_losses else "" for token in tokens)]
+        for loss, side in SIDES.items()
+    ]
+    header = ["expected accept length", *(name.replace("_", " ") for name in tokens)]
     return "\n\n".join((origin(result), text, table(header, rows)))
 
 
