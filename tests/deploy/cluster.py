@@ -215,7 +215,8 @@ def _link_faults(documents: Sequence[Document], programs: Mapping[str, Any]) -> 
             peers = {f"{trainer.server_keys}/servers.key"}
             if {trainer.key, *peers} != keys[of]:
                 yield f"{of}: keys {trainer.key} and {sorted(peers)}, it has {sorted(keys[of])}"
-            if (trainer.target, trainer.drafter_kind) != (server.sglang.model_path, server.config.drafter_kind):
+            kinds = {None, server.config.drafter_kind}
+            if trainer.target != server.sglang.model_path or trainer.drafter_kind not in kinds:
                 yield f"{of}: a drafter of another kind, or for another target, than {name} has"
 
 

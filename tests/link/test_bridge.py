@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, Retry
+from tlt_client.schemas import DrafterVersion
 
 from tests.wire.ends import HELLO
 from tlt_server.link.bridge import Bridge
@@ -37,6 +38,7 @@ class Routes:
 
     def __init__(self, **answers: Any) -> None:
         quiet = {"events": [[]], "loads": [{"loads": []}], "update": [LIVE], "trainer": [{}], "share": [(400, {})]}
+        quiet["drafter"] = [LIVE]
         self.answers: dict[str, list[Any]] = quiet | answers
         self.asked: dict[str, list[Any]] = {}
         self.may_answer = asyncio.Event()
@@ -62,10 +64,14 @@ class Routes:
 
 
 class Receiver(server.Receiver):
-    """One without a link or files. said: its hellos."""
+    """One without a link or files. said: its hellos. given: what it has for a trainer to begin with."""
 
     def __init__(self) -> None:
         self.hello, self.said = HELLO, list[Hello]()
+        self.given: list[tuple[DrafterVersion, ...]] = []
+
+    def gives(self, *drafters: DrafterVersion) -> None:
+        self.given.append(drafters)
 
     async def run(self) -> None:
         await asyncio.Event().wait()

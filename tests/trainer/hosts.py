@@ -14,7 +14,9 @@ from typing import Any
 
 import zmq.auth
 
+from tests.trainer.models import TARGET_FOLDER
 from tests.trainer.stand_in import Running, Server, until
+from tlt_server.drafter.folder import create
 from tlt_server.wire.sockets import CurveKeys
 
 NETWORK = "10.77.0"
@@ -69,7 +71,8 @@ def serve(folder: Path, name: str, control: str, features: str) -> None:
     own.mkdir(exist_ok=True)
     sh("mount", "-t", "tmpfs", "none", str(own))  # no other host sees what lies there
     curve = CurveKeys(keys / f"{name[:3]}.key_secret", keys / "trainer.key")
-    with Server(own, control, features, name, curve=curve) as server:
+    create(str(TARGET_FOLDER), own / "drafter", seed=SERVERS[name])
+    with Server(own, control, features, name, curve=curve, drafter=own / "drafter") as server:
         for line in sys.stdin:
             match line.split():
                 case ["push", first, stop]:
@@ -101,6 +104,7 @@ def main(folder: Path) -> None:
         one, two = (Host(name, folder, trainer) for name in SERVERS)
         until(lambda: trainer.status()["frozen"] == 0, f"the first target does not arrive: {trainer.log}")
         assert not list((folder / "own").iterdir())
+        assert "training begins with drafter 0 of" in trainer.log
         one.ask("push 0 40")
         until(lambda: one.ask("?") and two.ask("?"), f"no drafter arrives: {trainer.log}")
         for host in (one, two):

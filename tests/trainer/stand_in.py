@@ -21,11 +21,13 @@ import zmq.auth
 from safetensors import deserialize
 from safetensors.torch import load_file, save_file
 from tlt_client import DrafterTrainer, DrafterUpdate
+from tlt_client.schemas import DrafterVersion
 from torch import Tensor
 
 from tests.trainer.models import TARGET_FOLDER, texts
 from tlt_server.process import free_port
-from tlt_server.wire.messages import READS_TO_SERVER, FeatureBatch, FeatureHeader, Hello, ModelIdentity, Rows
+from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
+from tlt_server.wire.messages import READS_TO_SERVER, Hello, ModelIdentity
 from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import CurveKeys, Link
 
@@ -88,7 +90,7 @@ class Outlet:
 class Server(Outlet):
     """Inside a `with`, it follows the trainer: every drafter that arrives is in force at once, while it is not `held`.
 
-    devices: that it says to compute on.
+    devices: that it says to compute on. drafter: folder of its own, which a trainer may begin with.
 
     Attributes:
         arrived: drafters, in order.
@@ -106,8 +108,10 @@ class Server(Outlet):
         newest: int = 0,
         devices: tuple[str, ...] = (),
         curve: CurveKeys | None = None,
+        drafter: Path | None = None,
     ) -> None:
         super().__init__(features, name, curve)
+        self._drafter = drafter
         self.folder = folder
         self.arrived: list[DrafterUpdate] = []
         self.held = self.refuses = False
@@ -132,6 +136,8 @@ class Server(Outlet):
             Link(self._control, READS_TO_SERVER, self.name, self._curve), hello, self.folder / "drafters"
         )
         self._receiver.told = self._hear
+        if self._drafter is not None:
+            self._receiver.gives(DrafterVersion(self._newest, str(self._drafter), None, None))
         self._receiving = threading.Thread(target=self._receive)
         self._receiving.start()
         return self

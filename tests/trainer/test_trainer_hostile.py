@@ -30,7 +30,8 @@ from tlt_server.trainer.host import locked
 from tlt_server.trainer.publish.folder import load_frozen
 from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import HIGHEST_GIVEN, SERVERS_KEPT, Servers
-from tlt_server.wire.messages import MAX_TOKENS, READS_TO_TRAINER, Hello, Rows, decode, encode
+from tlt_server.wire.features import MAX_TOKENS, Rows
+from tlt_server.wire.messages import READS_TO_TRAINER, Hello, decode, encode
 
 LARGE = 1 << 20
 HOLDS = """

@@ -11,7 +11,7 @@ from tests.trainer.stand_in import MODEL
 from tlt_server.config import DrafterKind
 from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.data.targets import Targets
-from tlt_server.wire.messages import FeatureBatch, FeatureHeader, Rows
+from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
 from tlt_server.wire.sockets import Inlet
 
 ROWS = (Rows("r", 2**64 - 1, 3, 0, 4, 7), Rows("s", 1, 2, 10, 2, 7, partial=True), Rows("t", 1, 2, 5, 3, 7))

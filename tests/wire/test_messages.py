@@ -18,6 +18,9 @@ from tlt_server.wire.messages import (
     Chunk,
     ChunksWanted,
     Heartbeat,
+    Live,
+    LiveFile,
+    LiveWanted,
     Message,
     ModelIdentity,
     Offer,
@@ -84,6 +87,14 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         ),
         count,
         st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=2),
+    ),
+    LiveWanted: st.just(LiveWanted()),
+    Live: st.builds(
+        Live,
+        version=count,
+        config=st.binary(max_size=50),
+        file=st.none() | st.builds(lambda n: LiveFile(size=n, chunk_bytes=1, digests=bytes(32 * n)), pieces),
+        reason=text,
     ),
 }
 any_message = st.one_of(*MESSAGES.values())

@@ -8,14 +8,8 @@ from hypothesis import strategies as st
 from benchmarks.lib.safety import hostile
 from tests.wire.ends import HELLO, Hands, NewTrainer, Open, drafter, say, step_for, step_until
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import (
-    READS_TO_SERVER,
-    READS_TO_TRAINER,
-    ChunksWanted,
-    FeatureBatch,
-    decode,
-    short,
-)
+from tlt_server.wire.features import FeatureBatch
+from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, ChunksWanted, decode, short
 from tlt_server.wire.trainer import HELLOS_A_SECOND
 
 

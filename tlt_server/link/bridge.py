@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tlt_client import AsyncClient, DrafterTrainer, DrafterUpdate, Event, RequestUnserved, TltClientError
+from tlt_client.schemas import DrafterVersion
 
 from tlt_server.wire.messages import MAX_DEVICES, Hello, ModelIdentity, short
 from tlt_server.wire.server import Receiver
@@ -22,13 +23,14 @@ EVENTS_EVERY, LOAD_EVERY = 0.1, 0.25
 """Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
 KEPT = 256
 """Of what the server has no time for now: a trainer may say more than that, and the last counts."""
+NO_DRAFTER = DrafterVersion(0, "", None, None)
 REST = 4.0
 """Times as long as sharing took, until it may begin again, so that it takes a fifth of the time at most; more, and the
 trainer would wait for it longer. What was published meanwhile is skipped, but for the last."""
 
 
-async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tuple[Hello, list[Event]]:
-    """The server's state as its routes tell it, and its events until then; later ones are on top."""
+async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tuple[Hello, list[Event], DrafterVersion]:
+    """The server's state as its routes tell it, its events until then, later ones being on top, and its drafter."""
     events = await client.events()
     status = await client.status()
     versions = status.versions
@@ -43,7 +45,7 @@ async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tupl
         newest_drafter=versions.drafter.newest,
         devices=tuple(status.devices)[:MAX_DEVICES],
     )
-    return hello, events
+    return hello, events, versions.drafter.live
 
 
 class Bridge:
@@ -51,13 +53,24 @@ class Bridge:
 
     past: events that the receiver's hello tells of already.
     folder: where the server may write for the trainer.
+    live, start: the active drafter, and the folder of the one that the server was started with.
     """
 
-    def __init__(self, client: AsyncClient, receiver: Receiver, folder: Path, past: Sequence[Event] = ()) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        receiver: Receiver,
+        folder: Path,
+        past: Sequence[Event] = (),
+        live: DrafterVersion = NO_DRAFTER,
+        start: Path | None = None,
+    ) -> None:
         self._client, self._receiver, self._folder = client, receiver, folder
         self._seen, self._lent = 0, frozenset[str]()
         for event in past:
             self._note(event, is_past=True)
+        self._start = start
+        self._gives(live)
         receiver.told = self.hear
         self._drafters: asyncio.Queue[DrafterUpdate] = asyncio.Queue()
         self._reports: deque[DrafterTrainer] = deque(maxlen=KEPT)
@@ -105,6 +118,14 @@ class Bridge:
     async def _follow(self) -> None:
         for event in await self._client.events(self._seen):
             self._note(event)
+        if self._start is not None and self._given != self._receiver.hello.drafter_version:
+            self._gives((await self._client.drafter()).live)
+
+    def _gives(self, live: DrafterVersion) -> None:
+        """To a trainer that has none to begin with."""
+        self._given = live.version
+        if self._start is not None:
+            self._receiver.gives(live, DrafterVersion(0, str(self._start), None, None))
 
     def _note(self, event: Event, *, is_past: bool = False) -> None:
         if event.replica != 0 or event.number <= self._seen:

@@ -41,7 +41,8 @@ UNKNOWN_BYTES = 2 << 30
 
 class LinkSettings(NamedTuple):
     """url, api_key, admin_key: of the server. address: of the trainer. name: of the server. model: what its drafters
-    must fit. folder: where drafters arrive, this server's alone. most: bytes that one may have."""
+    must fit. folder: where drafters arrive, this server's alone. most: bytes that one may have. start: folder of the
+    drafter that the server was started with."""
 
     url: str
     api_key: str | None
@@ -52,6 +53,7 @@ class LinkSettings(NamedTuple):
     model: ModelIdentity
     folder: Path
     most: int | None = None
+    start: Path | None = None
 
 
 def settle(
@@ -72,7 +74,9 @@ def settle(
     os.close(lock_folder(folder))
     with contextlib.suppress(OSError):  # what was left there is for the receiver
         folder.rmdir()
-    return LinkSettings(url, api_key, admin_key, trainer.address, name, curve, model, folder, _most_bytes(drafter))
+    return LinkSettings(
+        url, api_key, admin_key, trainer.address, name, curve, model, folder, _most_bytes(drafter), drafter
+    )
 
 
 def _most_bytes(drafter: Path) -> int:
@@ -182,14 +186,14 @@ async def follow(settings: LinkSettings) -> None:
     Raises TltClientError: the server refuses what the link asks.
     """
     transport = httpx.AsyncHTTPTransport(verify=False)  # it speaks to its own server, whoever signed its certificate
-    url, api_key, admin_key, address, name, curve, model, folder, most = settings
+    url, api_key, admin_key, address, name, curve, model, folder, most, start = settings
     async with AsyncClient(url, api_key=api_key, admin_key=admin_key, transport=transport) as client:
         while not await client.health():
             await asyncio.sleep(HEALTH_EVERY)
-        hello, past = await greeting(client, name, model)
+        hello, past, live = await greeting(client, name, model)
         log.info("%s follows the trainer at %s; drafters arrive in %s", name, address, folder)
         receiver = Receiver(Link(address, READS_TO_SERVER, name, curve), hello, folder, most=most)
         try:
-            await Bridge(client, receiver, folder, past).run()
+            await Bridge(client, receiver, folder, past, live, start).run()
         finally:
             receiver.close()

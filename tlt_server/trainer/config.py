@@ -51,8 +51,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: folder or hub name of the model whose drafter is trained. Its sizes count; embedding and head come from the
         servers, whose target may be another by then.
     folder: for checkpoints and published drafters; what is found there is gone on from.
-    drafter: folder to begin with; None: one is made that has learnt nothing.
-    drafter_kind: what is made.
+    drafter: folder to begin with; None: that of the first server (begin.py), unless a kind is given.
+    drafter_kind: of one to make that has learnt nothing; None: EAGLE, where the server's cannot be trained.
     listen: control link, `tcp://HOST:PORT` or `ipc://PATH`.
     features: link of features; None: the port after the control link's, or its path with `.features` after it.
     key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
@@ -79,7 +79,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: str
     folder: str
     drafter: str | None = None
-    drafter_kind: DrafterKind = DrafterKind.EAGLE
+    drafter_kind: DrafterKind | None = None
     listen: str = "tcp://127.0.0.1:30500"
     features: str | None = None
     key: str | None = None

@@ -20,6 +20,7 @@ from tlt_server.drafter.networks import Eagle3
 from tlt_server.drafter.target import find_target
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.preflight import read_config
+from tlt_server.trainer.begin import begin, begins_with_servers, start_of
 from tlt_server.trainer.checkpoint import Checkpoints
 from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
@@ -39,7 +40,7 @@ from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.service import Parts, Service
-from tlt_server.trainer.status import shown
+from tlt_server.trainer.status import Status, shown
 from tlt_server.trainer.workers import Workers
 from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
 from tlt_server.wire.sharing import Fetcher
@@ -81,21 +82,27 @@ def train(config: TrainConfig) -> None:
 
 
 def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
-    with prepared(config, place) as parts, ThreadPoolExecutor(1, "control") as thread:
-        sending = thread.submit(parts.sender.run, parts.workers.tick)
-        try:
-            service = Service(parts, lambda: over.is_set() or sending.done())
-            if config.spot.on and place.device.type == "cuda":
-                _rehearse(parts)
-            with (
-                shown(config.host, config.port, lambda: service.status) as url,
-                in_terminal(lambda: service.status),
-            ):
+    status = Status()
+
+    def read() -> Status:
+        return service.status if service else status
+
+    service: Service | None = None
+    with shown(config.host, config.port, read) as url, in_terminal(read):
+        if begins_with_servers(config):
+            log.info("the trainer waits at %s for a server, whose drafter it begins with; %s", config.listen, url)
+            begin(config, over.is_set)
+        with prepared(config, place) as parts, ThreadPoolExecutor(1, "control") as thread:
+            sending = thread.submit(parts.sender.run, parts.workers.tick)
+            try:
+                service = Service(parts, lambda: over.is_set() or sending.done())
+                if config.spot.on and place.device.type == "cuda":
+                    _rehearse(parts)
                 log.info("the trainer listens at %s, for features at %s; %s", config.listen, parts.inlet.address, url)
                 service.run()
-        finally:
-            parts.sender.stop()
-        sending.result()
+            finally:
+                parts.sender.stop()
+            sending.result()
 
 
 class Learning(NamedTuple):
@@ -110,7 +117,7 @@ class Learning(NamedTuple):
 
 def learning(config: TrainConfig, device: torch.device) -> Learning:
     """Made by the settings, on a device. ConfigError: a setting that cannot be used."""
-    target, drafter, start = _models(config, Path(config.folder))
+    target, drafter, start = _models(config)
     trainer, (width, _) = _trainer(config, target, drafter, device), _reads(drafter)
     hidden = int(drafter.config["hidden_size"])
     buffer = Buffer(
@@ -204,12 +211,12 @@ def _end_overdue(rank: int, config: TrainConfig) -> None:
     os._exit(1)
 
 
-def _models(config: TrainConfig, folder: Path) -> tuple[Path, Drafter, Drafter]:
+def _models(config: TrainConfig) -> tuple[Path, Drafter, Drafter]:
     """The target's folder; the drafter that will be trained, and the one that it began as."""
     target, shape = find_target(config.target)
-    first = Path(config.drafter) if config.drafter else folder / "start"
+    first = start_of(config)
     if config.drafter is None and not first.exists():
-        create(config.target, first, config.drafter_kind, seed=config.seed)
+        create(config.target, first, config.drafter_kind or DrafterKind.EAGLE, seed=config.seed)
     drafter, start = load_drafter(first), load_drafter(first)
     for name in ("hidden_size", "vocab_size"):
         if drafter.config[name] != (wanted := getattr(shape, name)):

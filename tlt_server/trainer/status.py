@@ -22,7 +22,7 @@ CONNECTIONS = 64
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer at a moment.
+    """A trainer at a moment; as it is made, one that waits for a server whose drafter it is to begin with.
 
     state: what it does, or waits for. servers: names of those that follow it.
     steps: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last step.
@@ -39,31 +39,31 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     workers: the trainer's processes, by rank.
     """
 
-    state: str
-    servers: list[str]
-    steps: int
-    entries_per_s: float
-    loss: float | None
-    target: int
-    frozen: int
-    checkpoint_in: int
-    published: int
-    rejected: int
-    active: int
-    in_force: int
-    candidate: float | None
-    live: float | None
-    surely: float | None
-    judged_by: int
-    control_dropped: int
-    feature_messages: int
-    connections_cut: dict[str, int]
-    tokens_received: int
-    tokens_dropped: dict[str, int]
-    parts_dropped: dict[str, int]
-    buffer_bytes: int
-    buffer_budget: int
-    workers: list[WorkerStatus]
+    state: str = "waiting for a server"
+    servers: list[str] = []
+    steps: int = 0
+    entries_per_s: float = 0.0
+    loss: float | None = None
+    target: int = -1
+    frozen: int = -1
+    checkpoint_in: int = 0
+    published: int = 0
+    rejected: int = 0
+    active: int = 0
+    in_force: int = 0
+    candidate: float | None = None
+    live: float | None = None
+    surely: float | None = None
+    judged_by: int = 0
+    control_dropped: int = 0
+    feature_messages: int = 0
+    connections_cut: dict[str, int] = {}
+    tokens_received: int = 0
+    tokens_dropped: dict[str, int] = {}
+    parts_dropped: dict[str, int] = {}
+    buffer_bytes: int = 0
+    buffer_budget: int = 0
+    workers: list[WorkerStatus] = []
 
 
 # Each: a metric's name, its help, the field of `Status`.

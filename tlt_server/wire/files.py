@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import MAX_CHUNKS_WANTED, Buffer, ChunksWanted, Offer, SharedFile
+from tlt_server.wire.messages import MAX_CHUNKS_WANTED, Buffer, ChunksWanted, LiveFile, Offer, SharedFile
 
 CHUNK_BYTES = 2 << 20
 """Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
@@ -38,7 +38,7 @@ class Incoming:
     next: the chunk that is due. damaged: chunks, one after another.
     """
 
-    def __init__(self, header: Offer | SharedFile, folder: Path) -> None:
+    def __init__(self, header: Offer | SharedFile | LiveFile, folder: Path) -> None:
         self._header, self.digest = header, header.digest
         self.path = folder / f"{self.digest.hex()[:16]}.partial"
         self.next = self.damaged = 0

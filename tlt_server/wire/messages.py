@@ -1,14 +1,14 @@
 """Every message between rollout servers and a drafter trainer. What the Structs allow is all that gets in; no pickle.
 
 The first frame: schema version (1 byte), CRC-32 of what follows (4 bytes, big-endian), msgpack. A `Chunk` has a
-second frame, its bytes; a `FeatureHeader` has three more, see `FeatureBatch`. A `Rejected` begins with a zero and has
+second frame, its bytes; for features see features.py. A `Rejected` begins with a zero and has
 one form for ever; such a frame is never answered, so that two releases cannot reject in circles.
 """
 
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,14 +16,12 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
 MAX_CHUNK_BYTES = 4 << 20
 """Of a chunk, and of the digests of all: enough for 256 GiB in chunks of 2 MiB."""
-MAX_NAME, MAX_REASON, MAX_DEVICES = 256, 2000, 64
-MAX_TOKENS = 1 << 24
-"""Of a sequence: what the trainer makes room for must not hang on a number that somebody else has sent."""
+MAX_NAME, MAX_REASON, MAX_DEVICES, MAX_CONFIG = 256, 2000, 64, 32 << 10
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -134,6 +132,28 @@ class Shared(Message, frozen=True):
     files: Annotated[tuple[SharedFile, ...], Meta(min_length=1, max_length=2)]
 
 
+class LiveFile(Blob, frozen=True):
+    """The safetensors file of an active drafter."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of it as such: of nothing else that holds the same."""
+        return hashlib.sha256(b"live" + self.digests).digest()
+
+    def __str__(self) -> str:
+        return "the server's drafter"
+
+
+class Live(Message, frozen=True):
+    """In answer to `LiveWanted`. version: of the active drafter. config: its config.json. file: None where it cannot be
+    given, for the `reason`."""
+
+    version: Count
+    config: Annotated[bytes, Meta(max_length=MAX_CONFIG)] = b""
+    file: LiveFile | None = None
+    reason: Reason = ""
+
+
 class ChunksWanted(Message, frozen=True):
     """Either way: chunks [start, stop) of the file with this digest."""
 
@@ -176,6 +196,10 @@ class SharedWanted(Message, frozen=True):
     target_version: Count
 
 
+class LiveWanted(Message, frozen=True):
+    """The active drafter, for a trainer that has none to begin with."""
+
+
 class Chunk(Message, frozen=True):
     """Either way; followed by the chunk's bytes."""
 
@@ -189,73 +213,8 @@ class Rejected(Message, frozen=True):
     reason: Reason
 
 
-READS_TO_TRAINER = Decoder(Hello | ChunksWanted | Shared | Chunk)
-READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk | SharedWanted | ChunksWanted)
-
-# -- server -> trainer, on the features link --------------------------------------------------------------------------
-
-
-class Rows(Struct, frozen=True, forbid_unknown_fields=True):
-    """Consecutive tokens [start, start + count) of one request, under one version of the target.
-
-    rid: the request's id, never that of another. group: 64 bits of a hash of the prompt. prompt_tokens: its length.
-    partial: the target was being written then, so that it was neither that version nor the one before.
-    """
-
-    rid: Name
-    group: Annotated[int, Meta(ge=0)]
-    prompt_tokens: Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
-    start: Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
-    count: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
-    target_version: Count
-    partial: bool = False
-
-    def __post_init__(self) -> None:
-        if self.start + self.count > MAX_TOKENS:
-            raise ValueError(f"tokens [{self.start}, {self.start + self.count}) of a sequence of {MAX_TOKENS} at most")
-
-
-class FeatureHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """server: as in its `Hello`. dtype: of all states. width: of a row of what the drafter reads."""
-
-    server: Name
-    model: ModelIdentity
-    kind: Literal["eagle", "eagle3"]
-    dtype: Literal["float32", "bfloat16", "float16"]
-    width: Annotated[int, Meta(ge=1, lt=1 << 20)]
-    rows: Annotated[tuple[Rows, ...], Meta(min_length=1, max_length=1 << 14)]
-
-    @property
-    def tokens(self) -> int:
-        return sum(each.count for each in self.rows)
-
-
-class FeatureBatch(NamedTuple):
-    """N tokens, those of one `Rows` after those of the one before; little-endian, row-major.
-
-    tokens: [N] int32. hidden: [N, width], what the drafter reads. finals: [N, hidden size], or empty (EAGLE).
-    """
-
-    header: FeatureHeader
-    tokens: Buffer
-    hidden: Buffer
-    finals: Buffer
-
-    def encode(self) -> list[Buffer]:
-        return [sealed(msgspec.msgpack.encode(self.header)), *self[1:]]
-
-    @classmethod
-    def decode(cls, frames: Sequence[Buffer]) -> "FeatureBatch":
-        """Views of the frames. Raises WireError: they are no batch."""
-        if len(frames) != 4:
-            raise WireError(f"features in {len(frames)} frames; they take 4")
-        header = _opened(frames, Decoder(FeatureHeader))
-        item, finals = 4 if header.dtype == "float32" else 2, header.model.hidden_size * (header.kind == "eagle3")
-        wanted = [header.tokens * size for size in (4, header.width * item, finals * item)]
-        if (sizes := [memoryview(frame).nbytes for frame in frames[1:]]) != wanted:
-            raise WireError(f"features of {header.tokens} tokens in frames of {sizes} bytes; they take {wanted}")
-        return cls(header, *frames[1:])
-
+READS_TO_TRAINER = Decoder(Hello | ChunksWanted | Shared | Live | Chunk)
+READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk | SharedWanted | LiveWanted | ChunksWanted)
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -280,13 +239,13 @@ def decode(frames: Sequence[Buffer], reads: Decoder[Message]) -> tuple[Message, 
     """The message, and its raw bytes (empty but for a `Chunk`). Raises WireError: it is none for `reads`."""
     if frames and bytes(frames[0][:1]) == b"\0":
         return Rejected(reason=bytes(frames[0][1:501]).decode(errors="replace")), b""
-    message = _opened(frames, reads)
+    message = opened(frames, reads)
     if len(frames) != 1 + isinstance(message, Chunk):
         raise WireError(f"{type(message).__name__} of {len(frames)} frames")
     return message, frames[1] if len(frames) > 1 else b""
 
 
-def _opened(frames: Sequence[Buffer], reads: Decoder[T]) -> T:
+def opened(frames: Sequence[Buffer], reads: Decoder[T]) -> T:
     frame = memoryview(frames[0] if frames else b"")
     if len(frame) < 5:
         raise WireError(f"a message of {len(frames)} frames, the first of {len(frame)} bytes: no header")

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import msgspec
 from tlt_client import DrafterTrainer, DrafterUpdate
+from tlt_client.schemas import DrafterVersion
 
 from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire.files import CHUNK_BYTES, MAX_DAMAGED, Incoming
-from tlt_server.wire.messages import MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, Offer, SharedWanted
+from tlt_server.wire.live import Giver
+from tlt_server.wire.messages import MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, LiveWanted, Offer, SharedWanted
 from tlt_server.wire.sharing import Sharer
 from tlt_server.wire.sockets import TRAINER, Link
 
@@ -52,7 +54,7 @@ class Receiver:
         self._link, self._folder, self._clock, self._most = link, folder, clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
-        self._sharer = Sharer(link, chunk_bytes)
+        self._sharer, self._giver = Sharer(link, chunk_bytes), Giver(link, chunk_bytes)
         self._update: Offer | None = None
         self._incoming: Incoming | None = None
         self._received: bytes | None = None
@@ -81,6 +83,7 @@ class Receiver:
         if self._incoming is not None and is_heard:
             self._ask(self._incoming)
         self._sharer.step(self.hello)
+        self._giver.step()
         self._report(connected=is_heard)
 
     def change(self, **state: object) -> None:
@@ -94,12 +97,17 @@ class Receiver:
         reason = f"drafter {version}: {reason}"[:MAX_REASON] if reason else ""
         self.change(settled_drafter=max(version, self.hello.settled_drafter), reason=reason, **state)
 
+    def gives(self, *drafters: DrafterVersion) -> None:
+        """What a trainer may begin with: the active drafter, then others, the one of the server's start last."""
+        self._giver.drafters = drafters
+
     def close(self) -> None:
         """Removes the files, leaves the folder to others, and closes the link."""
         self._remove(PARTIAL)
         self._remove(WHOLE)
         os.close(self._lock)
         self._sharer.close()
+        self._giver.close()
         self._link.close()
 
     def _report(self, **changes: object) -> None:
@@ -115,8 +123,10 @@ class Receiver:
                 self._consider(message)
             elif isinstance(message, Chunk):
                 self._add(message, payload)
-            elif isinstance(message, SharedWanted | ChunksWanted):
+            if isinstance(message, SharedWanted | ChunksWanted):
                 self._sharer.hear(message, self.hello)
+            if isinstance(message, LiveWanted | ChunksWanted):
+                self._giver.hear(message)
         except OSError as error:
             self._give_up(f"cannot write to {self._folder}: {error.strerror}")
 

@@ -10,7 +10,8 @@ import msgspec
 from tests.trainer.stand_in import MODEL
 from tests.wire.ends import outgoing
 from tlt_server.wire import messages
-from tlt_server.wire.messages import FeatureHeader, Message, Rows, encode, sealed
+from tlt_server.wire.features import FeatureHeader, Rows
+from tlt_server.wire.messages import Message, encode, sealed
 
 ODD_NUMBERS = (-1, 0, 1, 2**31, 2**53 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 ODD_VALUES = (*ODD_NUMBERS, None, True, 0.5, float("nan"), float("inf"), "", "x" * 5000, "a\0b", b"\xff" * 40, [], {})

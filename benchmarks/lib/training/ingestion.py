@@ -14,7 +14,8 @@ from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.data.intake import Intake
 from tlt_server.trainer.data.targets import Targets
-from tlt_server.wire.messages import FeatureBatch, FeatureHeader, ModelIdentity, Rows
+from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
+from tlt_server.wire.messages import ModelIdentity
 from tlt_server.wire.sockets import Inlet, Outlet
 
 SERVER, PROMPT, WINDOW = "one:1", 16, 4096

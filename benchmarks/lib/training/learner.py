@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tlt_server.trainer.data.inbox import tensors
-from tlt_server.wire.messages import FeatureBatch
+from tlt_server.wire.features import FeatureBatch
 from tlt_server.wire.sockets import Inlet
 
 

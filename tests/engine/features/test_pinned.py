@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tlt_server.engine.features.pinned import PinnedBatch, PinnedMemory, Rows, States, cut
 from tlt_server.engine.features.sender import Sender, merged
 from tlt_server.process import free_port
-from tlt_server.wire.messages import FeatureBatch, FeatureHeader, ModelIdentity
+from tlt_server.wire.features import FeatureBatch, FeatureHeader
+from tlt_server.wire.messages import ModelIdentity
 from tlt_server.wire.messages import Rows as Described
 from tlt_server.wire.sockets import Inlet, Outlet
 

@@ -13,8 +13,9 @@ import torch
 
 from tlt_server.engine.features.pinned import PinnedBatch, PinnedMemory, Rows
 from tlt_server.metrics import count_features_dropped, count_features_sent
-from tlt_server.wire.messages import Buffer, FeatureBatch, FeatureHeader, short
-from tlt_server.wire.messages import Rows as Described
+from tlt_server.wire.features import FeatureBatch, FeatureHeader
+from tlt_server.wire.features import Rows as Described
+from tlt_server.wire.messages import Buffer, short
 from tlt_server.wire.sockets import Outlet
 
 log = logging.getLogger(__name__)

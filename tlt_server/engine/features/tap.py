@@ -30,8 +30,9 @@ from tlt_server.engine.features.quota import Follow, Quota
 from tlt_server.engine.features.sender import Sender
 from tlt_server.engine.weights.state import Stamp
 from tlt_server.metrics import count_features_dropped, count_features_sent
-from tlt_server.wire.messages import FeatureHeader, ModelIdentity
-from tlt_server.wire.messages import Rows as Described
+from tlt_server.wire.features import FeatureHeader
+from tlt_server.wire.features import Rows as Described
+from tlt_server.wire.messages import ModelIdentity
 from tlt_server.wire.sockets import CurveKeys, Outlet
 
 Kind = Literal["eagle", "eagle3"]

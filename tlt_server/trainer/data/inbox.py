@@ -12,7 +12,8 @@ from tlt_server.config import DrafterKind
 from tlt_server.errors import WireError
 from tlt_server.trainer.data.features import Feature
 from tlt_server.trainer.data.targets import Targets
-from tlt_server.wire.messages import Buffer, FeatureBatch, FeatureHeader, ModelIdentity
+from tlt_server.wire.features import FeatureBatch, FeatureHeader
+from tlt_server.wire.messages import Buffer, ModelIdentity
 from tlt_server.wire.sockets import Inlet
 
 log = logging.getLogger(__name__)
