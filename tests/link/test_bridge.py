@@ -26,6 +26,7 @@ LIVE = {
     "newest": 1,
     "frozen": False,
 }
+START = DrafterVersion(0, "/d/0", None, None)
 READY = [DrafterUpdate(version=version, trained_on=0, path=f"/d/{version}") for version in range(6)]
 
 
@@ -96,12 +97,13 @@ def bridged(
     script: Callable[[Receiver], Awaitable[None]],
     seen: int = 0,
     folder: Path = Path("/nowhere"),
+    start: Path | None = None,
 ) -> None:
     async def both() -> None:
         receiver = Receiver()
         retry = Retry(attempts=1)
         async with AsyncClient("http://server", transport=httpx.MockTransport(routes), retry=retry) as client:
-            bridge = Bridge(client, receiver, folder, [Event(seen, 0.0, "", 0, {})])
+            bridge = Bridge(client, receiver, folder, [Event(seen, 0.0, "", 0, {})], START, start)
             running = asyncio.create_task(bridge.run())
             await script(receiver)
             running.cancel()
@@ -137,6 +139,18 @@ def test_events_change_what_is_told() -> None:
 
     bridged(routes, script, seen=3)
     assert routes.asked["events"][:4] == [b"after=3", b"after=5", b"after=5", b"after=5"]
+
+
+def test_the_active_drafter_is_what_a_trainer_may_begin_with() -> None:
+    routes = Routes(events=[[], [event(1, "drafter_swapped", version=1, from_version=0)], []])
+
+    async def script(receiver: Receiver) -> None:
+        await receiver.says(drafter_version=1)
+        await routes.until(1, "drafter")
+        await asyncio.sleep(0.1)
+        assert receiver.given == [(START, START), (DrafterVersion(1, "/d/1", 0, "ab"), START)]
+
+    bridged(routes, script, start=Path("/d/0"))
 
 
 def test_a_drafter_is_offered_but_not_what_was_overtaken(caplog: pytest.LogCaptureFixture) -> None:

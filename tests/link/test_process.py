@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tlt_client import AsyncClient, Event, Retry
+from tlt_client.schemas import DrafterVersion
 
 from tests.link.processes import idle, until
 from tests.link.test_bridge import LIVE
@@ -23,8 +24,8 @@ from tlt_server.wire.trainer import Sender
 ANSWERS: dict[str, Any] = {"events": [], "loads": {"loads": []}, "update": LIVE, "trainer": {}, "health": {}}
 
 
-async def greeted(*_: Any) -> tuple[Hello, list[Event]]:
-    return HELLO, []
+async def greeted(*_: Any) -> tuple[Hello, list[Event], DrafterVersion]:
+    return HELLO, [], DrafterVersion(0, "/d/0", None, None)
 
 
 def answer(offered: list[bytes], refusing: bool, request: httpx.Request) -> httpx.Response:

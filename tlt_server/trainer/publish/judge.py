@@ -81,7 +81,7 @@ class Judge:
             try:
                 known = self._published.network(version)
                 if known is None and version:
-                    log.warning("the servers' drafter %d is not of this trainer: judged as the first one", version)
+                    log.warning("the servers' drafter %d was not published here: judged as the one begun with", version)
             except ConfigError as error:
                 log.warning("the servers' drafter %d is judged as the first one: %s", version, error)
             self._live = version, self._start if known is None else known.to(self._device)
