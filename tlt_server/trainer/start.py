@@ -4,7 +4,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -82,27 +82,39 @@ def train(config: TrainConfig) -> None:
 
 
 def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
-    status = Status()
+    service: Service | None = None
 
     def read() -> Status:
-        return service.status if service else status
+        return service.status if service else Status()
 
-    service: Service | None = None
-    with shown(config.host, config.port, read) as url, in_terminal(read):
-        if begins_with_servers(config):
+    with ExitStack() as stack:
+        if begins_with_servers(config):  # else nothing is shown before it is known how far training is
+            url = _shown(config, stack, read)
             log.info("the trainer waits at %s for a server, whose drafter it begins with; %s", config.listen, url)
             begin(config, over.is_set)
-        with prepared(config, place) as parts, ThreadPoolExecutor(1, "control") as thread:
-            sending = thread.submit(parts.sender.run, parts.workers.tick)
-            try:
-                service = Service(parts, lambda: over.is_set() or sending.done())
-                if config.spot.on and place.device.type == "cuda":
-                    _rehearse(parts)
+        else:
+            url = ""
+        parts = stack.enter_context(prepared(config, place))
+        thread = stack.enter_context(ThreadPoolExecutor(1, "control"))
+        sending = thread.submit(parts.sender.run, parts.workers.tick)
+        try:
+            service = Service(parts, lambda: over.is_set() or sending.done())
+            if config.spot.on and place.device.type == "cuda":
+                _rehearse(parts)
+            with ExitStack() as showing:
+                url = url or _shown(config, showing, read)
                 log.info("the trainer listens at %s, for features at %s; %s", config.listen, parts.inlet.address, url)
                 service.run()
-            finally:
-                parts.sender.stop()
-            sending.result()
+        finally:
+            parts.sender.stop()
+        sending.result()
+
+
+def _shown(config: TrainConfig, stack: ExitStack, read: Callable[[], Status]) -> str:
+    """Shows the status until the stack unwinds; the URL."""
+    url = stack.enter_context(shown(config.host, config.port, read))
+    stack.enter_context(in_terminal(read))
+    return url
 
 
 class Learning(NamedTuple):
