@@ -20,8 +20,9 @@ from tlt_server.trainer.publish.gate import (
     Policy,
     Sum,
     accept_length,
+    by_position,
     by_request,
-    chain_lengths,
+    chain_reach,
     mean,
     sure_gain,
 )
@@ -91,9 +92,9 @@ def test_it_expects_what_is_accepted_on_average(drafter: Network, shared: Frozen
     p, q = (torch.stack(each) for each in zip(*(laws(drafter, shared, path) for path in PATHS), strict=True))
     expected = torch.zeros(len(SHARPNESS), dtype=torch.float64)
     for path, law in zip(PATHS, p, strict=True):
-        at, lengths = chain_lengths(drafter, shared, join([run_of((*BEFORE, *path))]), DEPTH, TEMPERATURE)
+        at, reached = chain_reach(drafter, shared, join([run_of((*BEFORE, *path))]), DEPTH, TEMPERATURE)
         assert at.tolist() == [0]
-        expected += law.gather(1, torch.tensor(path)[:, None]).prod() * lengths[0]
+        expected += law.gather(1, torch.tensor(path)[:, None]).prod() * (1 + reached[0].sum(0))
     rounds = 100_000
     for beta, each in zip(SHARPNESS, expected.tolist(), strict=True):
         assert each == pytest.approx(simulated(p, q, beta, rounds), abs=4.5 * DEPTH / 2 / rounds**0.5)
@@ -152,6 +153,13 @@ def test_what_is_judged_is_told_by_request() -> None:
     assert mean(sums) == pytest.approx(
         accept_length(embedded("eagle"), frozen(), pack(several, 1024, torch.device("cpu")), 3)
     )
+
+
+def test_positions_add_up_to_the_accept_length_and_never_rise() -> None:
+    sums = by_request(embedded("eagle"), frozen(), pack(rollouts("eagle")[:6], 1024, torch.device("cpu")), 3)
+    reached = by_position(sums)
+    assert 1 + sum(reached) == pytest.approx(mean(sums))
+    assert 1 > reached[0] > reached[1] > reached[2] > 0.5
 
 
 def test_a_gain_that_is_sure_is_seldom_none() -> None:

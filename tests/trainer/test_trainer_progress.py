@@ -15,6 +15,7 @@ from tlt_server.trainer.status import Status
 
 COUNTS: dict[str, Any] = {
     "tokens_dropped": {}, "parts_dropped": {}, "connections_cut": {}, "servers": [], "workers": [],
+    "candidate_reaches": [], "live_reaches": [],
 }  # fmt: skip
 
 
@@ -29,11 +30,12 @@ def test_a_line_says_what_is_known() -> None:
     assert line(status(checkpoint_in=200)) == "training · step 0 · 0 tokens/s · published 0 · checkpoint in 200 steps"
     known = status(
         steps=1234, entries_per_s=5678.9, loss=0.5, candidate=2.811, live=2.6, surely=0.031, judged_by=12,
+        candidate_reaches=[0.91, 0.6, 0.301],
         published=7, active=6, rejected=2, tokens_dropped={"old": 5, "malformed": 4}, checkpoint_in=60,
     )  # fmt: skip
     assert line(known) == (
         "training · step 1,234 · 5,679 tokens/s · loss 0.500 · "
-        "accept length held out 2.81 (active 2.60, surely +3.1%, 12 requests) · "
+        "accept length held out 2.81 (by position 91% 60% 30%, active 2.60, surely +3.1%, 12 requests) · "
         "published 7, active 6, 2 not kept · 9 tokens dropped · checkpoint in 60 steps"
     )
 

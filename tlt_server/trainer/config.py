@@ -16,6 +16,7 @@ from tlt_server.wire.sockets import CurveKeys
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
+Logbook = Literal["tensorboard", "wandb"]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
@@ -58,6 +59,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
     server_keys: folder of the public ones of servers that may connect.
     host, port: of the status and the metrics, over HTTP; 0: the system chooses.
+    logbooks: TensorBoard, W&B (logbooks.py), in the folder; of extras by their names.
     insecure: they may be read from other machines, which `host` lets in; nobody is asked for a key.
     loss: preset; None: the kind's own. token_loss: of it (learn/losses.py). likeliest: weight of the cross entropy over
         the target's ten likeliest tokens. chain: steps of a chain in training; none need be deeper than an arm. Of the
@@ -86,6 +88,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     server_keys: str | None = None
     host: str = "127.0.0.1"
     port: Port = 30502
+    logbooks: tuple[Logbook, ...] = ()
     insecure: bool = False
     loss: Literal["eagle", "hass", "eagle3"] | None = None
     token_loss: TokenLoss = "cross_entropy"

@@ -20,7 +20,9 @@ def line(status: Status) -> str:
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.candidate is not None and status.live is not None and status.surely is not None:
-        gain = f"active {status.live:.2f}, surely {status.surely:+.1%}, {status.judged_by} requests"
+        by_position = " ".join(f"{each:.0%}" for each in status.candidate_reaches)
+        gain = f"by position {by_position}, " if by_position else ""
+        gain += f"active {status.live:.2f}, surely {status.surely:+.1%}, {status.judged_by} requests"
         parts.append(f"accept length held out {status.candidate:.2f} ({gain})")
     kept = f"published {status.published}" + (f", active {status.active}" if status.published else "")
     parts.append(f"{kept}, {status.rejected} not kept" if status.rejected else kept)

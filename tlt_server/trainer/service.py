@@ -279,6 +279,8 @@ class Service:
             live=verdict.judged.live if verdict else None,
             surely=verdict.judged.surely if verdict else None,
             judged_by=verdict.judged.requests if verdict else 0,
+            candidate_reaches=list(verdict.judged.candidate_reaches) if verdict else [],
+            live_reaches=list(verdict.judged.live_reaches) if verdict else [],
             control_dropped=parts.sender.dropped,
             feature_messages=parts.inlet.read,
             connections_cut={"control": parts.sender.link.cut, "features": parts.inlet.cut},

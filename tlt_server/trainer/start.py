@@ -34,6 +34,7 @@ from tlt_server.trainer.learn.network import NETWORKS
 from tlt_server.trainer.learn.packing import Run, pack
 from tlt_server.trainer.learn.ranks import Place, joined
 from tlt_server.trainer.learn.team import Team
+from tlt_server.trainer.logbooks import kept
 from tlt_server.trainer.progress import in_terminal
 from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
@@ -111,9 +112,10 @@ def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
 
 
 def _shown(config: TrainConfig, stack: ExitStack, read: Callable[[], Status]) -> str:
-    """Shows the status until the stack unwinds; the URL."""
+    """Shows and logs the status until the stack unwinds; the URL."""
     url = stack.enter_context(shown(config.host, config.port, read))
     stack.enter_context(in_terminal(read))
+    stack.enter_context(kept(config.logbooks, Path(config.folder), read))
     return url
 
 

@@ -30,7 +30,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_in: steps. published: drafter version; 0: none yet. rejected: drafters in a row that no server kept.
     active: the newest active on a server; `in_force` is its former name.
     candidate, live: expected accept lengths of the drafter in training and of the active one, when last judged. surely:
-    the share that the former gains at least; judged_by: requests.
+    the share that the former gains at least; judged_by: requests. candidate_reaches, live_reaches: the share of chains
+    whose first 1, 2, ... drafts are all accepted; accept length is one more than their sum.
     control_dropped: messages of peers that were no server's, malformed, or too many. feature_messages: that were read.
     connections_cut: by link, for they asked too much.
     tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
@@ -55,6 +56,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     live: float | None = None
     surely: float | None = None
     judged_by: int = 0
+    candidate_reaches: list[float] = []
+    live_reaches: list[float] = []
     control_dropped: int = 0
     feature_messages: int = 0
     connections_cut: dict[str, int] = {}
@@ -79,6 +82,11 @@ COUNTERS_BY = (
     ("tlt_train_connections_cut", "Connections that asked too much", "connections_cut", "link"),
 )
 """With the label that they are counted by."""
+GAUGES_BY_POSITION = (
+    ("tlt_train_candidate_reach", "Chains whose drafts up to here are accepted, in training", "candidate_reaches"),
+    ("tlt_train_live_reach", "Chains whose drafts up to here are accepted, of the active drafter", "live_reaches"),
+)
+"""Shares, by the draft's position in the chain, from 1."""
 GAUGES = (
     ("tlt_train_entries_per_second", "Tokens learnt from in a second, lately", "entries_per_s"),
     ("tlt_train_loss", "Loss of the last step", "loss"),
@@ -94,7 +102,9 @@ GAUGES = (
 )
 
 
-class _Metrics(Collector):
+class Metrics(Collector):
+    """For Prometheus, of what `read` returns."""
+
     def __init__(self, read: Callable[[], Status]) -> None:
         self._read = read
 
@@ -108,6 +118,11 @@ class _Metrics(Collector):
                 family.add_metric([value], count)
             yield family
         yield from _of_workers(status.workers)
+        for name, said, field in GAUGES_BY_POSITION:
+            by_position = GaugeMetricFamily(name, said, labels=["position"])
+            for position, share in enumerate(getattr(status, field), 1):
+                by_position.add_metric([str(position)], share)
+            yield by_position
         for name, said, field in GAUGES:
             if (value := getattr(status, field)) is not None:
                 yield GaugeMetricFamily(name, said, value)
@@ -129,7 +144,7 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
 
 def _app(read: Callable[[], Status]) -> FastAPI:
     app, registry = FastAPI(title="tlt-server train"), CollectorRegistry()
-    registry.register(_Metrics(read))
+    registry.register(Metrics(read))
 
     @app.get("/tlt/v1/train/status")
     def status() -> Response:

@@ -42,7 +42,7 @@ from tlt_server.trainer.learn.losses import EAGLE
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Run, join, pack, split, within
 from tlt_server.trainer.publish.folder import load_drafter, load_frozen
-from tlt_server.trainer.publish.gate import chain_lengths
+from tlt_server.trainer.publish.gate import chain_reach
 
 MEASURES = ("tlt_server/trainer/data", "tlt_server/trainer/learn")
 LONG = WORKLOADS["long"]
@@ -112,7 +112,8 @@ def by_quarter(network: Network, frozen: Frozen, judged: Sequence[Run]) -> list[
     totals = torch.zeros(QUARTERS, len(SHARPNESS), dtype=torch.float64)
     chains = torch.zeros(QUARTERS)
     for each in judged:
-        at, lengths = (found.cpu() for found in chain_lengths(network, frozen, join([each]), DEPTH))
+        at, reached = (found.cpu() for found in chain_reach(network, frozen, join([each]), DEPTH))
+        lengths = 1 + reached.sum(1)
         quarter = (at * QUARTERS // each.entries).clamp(max=QUARTERS - 1)
         totals.index_add_(0, quarter, lengths)
         chains += torch.bincount(quarter, minlength=QUARTERS)

@@ -34,15 +34,23 @@ RESAMPLES = 2000
 
 
 class Sum(NamedTuple):
-    """Of the expected accept lengths of chains."""
+    """Of the expected accept lengths of chains. reached: of the drafts at each position, how many are expected to be
+    accepted, with all before them."""
 
     chains: int
     total: float
+    reached: tuple[float, ...] = ()
 
 
 def mean(sums: Mapping[str, Sum]) -> float:
     """Over all chains, of whatever request."""
     return sum(each.total for each in sums.values()) / sum(each.chains for each in sums.values())
+
+
+def by_position(sums: Mapping[str, Sum]) -> tuple[float, ...]:
+    """The share of chains whose first 1, 2, ... drafts are all accepted; one more than their sum is the mean."""
+    chains = sum(each.chains for each in sums.values())
+    return tuple(sum(column) / chains for column in zip(*(each.reached for each in sums.values()), strict=True))
 
 
 def sure_gain(candidate: Mapping[str, Sum], other: Mapping[str, Sum]) -> float:
@@ -78,48 +86,51 @@ def by_request(
     chains: dict[str, int] = {}
     totals: dict[str, Tensor] = {}
     for pack in packs:
-        at, lengths = chain_lengths(network, frozen, pack, depth, temperature)
+        at, reached = chain_reach(network, frozen, pack, depth, temperature)
         for (first, stop), request in zip(pack.bounds, pack.requests, strict=False):  # the last may be a filler
-            mine = lengths[(first <= at) & (at < stop)]
+            mine = reached[(first <= at) & (at < stop)]
             if len(mine):
                 chains[request] = chains.get(request, 0) + len(mine)
                 totals[request] = totals.get(request, 0) + mine.sum(0)
     if not chains:
         raise ValueError(f"no run of {depth + 2} tokens or more to judge by")
-    best = torch.stack([*totals.values()]).sum(0).argmax()
-    return {request: Sum(count, totals[request][best].item()) for request, count in chains.items()}
+    best = torch.stack([*totals.values()]).sum((0, 1)).argmax()
+    reached = {request: total[:, best].tolist() for request, total in totals.items()}
+    return {
+        request: Sum(count, count + sum(reached[request]), (*reached[request],)) for request, count in chains.items()
+    }
 
 
 @torch.no_grad()
-def chain_lengths(
+def chain_reach(
     network: Network, frozen: Frozen, pack: Pack, depth: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The entries of a pack where whole chains begin, [R] int64, and their expected accept lengths at each of
-    SHARPNESS, [R, len(SHARPNESS)] float64."""
+    """The entries of a pack where whole chains begin, [R] int64, and how likely their first 1 to `depth` drafts are all
+    accepted at each of SHARPNESS, [R, depth, len(SHARPNESS)] float64; one more than their sum is the accept length."""
     with autocast(pack.tokens.device):
         whole = pack.ahead(depth)[1].nonzero()[:, 0]
-        lengths = torch.ones(len(whole), len(SHARPNESS), dtype=torch.float64, device=whole.device)
-        reached = torch.ones_like(lengths)
+        reached = [torch.ones(len(whole), len(SHARPNESS), dtype=torch.float64, device=whole.device)]
         for step in draft(network, frozen, pack, depth):
             parts = []
             for rows in whole.split(rows_at_once(len(frozen.head))):
                 target = target_law(frozen, pack.finals[step.at[rows]], temperature)
                 drafter = drafter_law(network, frozen, step.reads[rows], temperature)
                 parts.append(hit_probability(target, drafter, pack.tokens[step.at[rows] + 1]))
-            reached *= torch.cat(parts)
-            lengths += reached
-    return whole, lengths
+            reached.append(reached[-1] * torch.cat(parts))
+    return whole, torch.stack(reached[1:], 1)
 
 
 class Judged(NamedTuple):
     """Expected accept lengths of the drafter in training and of the active one, on the same features of so many
     requests. surely: the share that it gains at least (`sure_gain`); of several that it must be better than, the
-    least."""
+    least. candidate_reaches, live_reaches: `by_position`."""
 
     candidate: float
     live: float
     surely: float
     requests: int
+    candidate_reaches: tuple[float, ...] = ()
+    live_reaches: tuple[float, ...] = ()
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

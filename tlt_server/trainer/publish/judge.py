@@ -12,7 +12,7 @@ from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack, Run, pack
-from tlt_server.trainer.publish.gate import Judged, Sum, accept_length, by_request, mean, sure_gain
+from tlt_server.trainer.publish.gate import Judged, Sum, accept_length, by_position, by_request, mean, sure_gain
 from tlt_server.trainer.publish.published import Published
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class Judge:
             log.debug("the drafter cannot be judged yet: %s", error)
             return None
         surely = min(sure_gain(sums, each) for each in rivals)
-        self.last = Verdict(Judged(mean(sums), mean(rivals[0]), surely, len(sums)), network)
+        reaches = by_position(sums), by_position(rivals[0])
+        self.last = Verdict(Judged(mean(sums), mean(rivals[0]), surely, len(sums), *reaches), network)
         return self.last
 
     def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:
