@@ -51,6 +51,8 @@ from tlt_server.wire.trainer import Sender
 log = logging.getLogger(__name__)
 
 OBJECTIVES = {"eagle": EAGLE, "hass": HASS, "eagle3": EAGLE3}
+OF_KIND = {DrafterKind.EAGLE: "hass", DrafterKind.EAGLE3: "eagle3"}
+"""Which of them a kind learns by, unless it is said: what is best in docs/results/learning.md."""
 
 
 def train(config: TrainConfig) -> None:
@@ -248,7 +250,7 @@ def _trainer(config: TrainConfig, target: Path, drafter: Drafter, device: torch.
 def objective_of(config: TrainConfig, drafter: Mapping[str, Any]) -> Objective:
     """What a drafter with this config.json learns by. ConfigError: a loss that it cannot learn by."""
     kind = DrafterKind.EAGLE3 if NETWORKS[drafter["architectures"][0]] is Eagle3 else DrafterKind.EAGLE
-    objective = OBJECTIVES[config.loss or str(kind)]
+    objective = OBJECTIVES[config.loss or OF_KIND[kind]]
     if objective.state and kind is DrafterKind.EAGLE3:
         raise ConfigError(f"loss {config.loss}: compares states, which EAGLE-3 does not imitate. Take eagle3")
     return replace(
