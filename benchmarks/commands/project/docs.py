@@ -45,7 +45,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "capture": (capture.as_table, ["capture.h200"]),
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "online": (online.online, ["online.h200"]),
-    "losses": (bench_losses.shown, ["losses.h200"]),
+    "losses": (bench_losses.shown, ["losses.cpu2"]),
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
