@@ -5,7 +5,7 @@
 # make lint   format, lint, types, shell scripts, YAML
 # make coverage  every test once more, and which share of tlt_server's lines they run, in all processes; JSON=PATH keeps it
 # make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
-#             that proves that they run, and so of hot reload, in four minutes
+#             that proves that they run, and so of hot reload and RL steps, in six minutes
 # make lock   renews the locks of deploy/locks: what `make env` and the images install, with hashes; KEEP=1 only adds what
 #             is missing
 # make wheels    wheels of tlt-server, tlt-client and tlt-verl, in DIST
@@ -67,6 +67,7 @@ bench: $(READY)
 	$(if $(SMOKE),$(BIN)/python -m benchmarks swap --smoke --json $(BENCH)/swap.json)
 	$(if $(SMOKE),$(BIN)/python -m benchmarks one_sample --smoke --json $(BENCH)/one_sample.json)
 	$(if $(SMOKE),$(BIN)/python -m benchmarks publications --smoke --json $(BENCH)/publications.json)
+	$(if $(SMOKE),$(BIN)/python -m benchmarks step --smoke --json $(BENCH)/step.json)
 
 # The fork is asked what it needs; uv, which resolves, is not part of the environment.
 lock: $(READY)

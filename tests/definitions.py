@@ -20,6 +20,7 @@ PLACEHOLDERS = {
     r"|(chain|tree)(_\d+)+(_accept_\d+)?)",
     "CHAIN": r"chain_\d+(_temperature_06|_top_p_095|_noised|_stale|_eagle3)?",
     "SERVER": "one|naive|pool",
+    "BATCH": r"\d+x\d+(_long)?(_change)?",
     "BIN": r"\d\d",
     "BUDGET": "default|everything",
     "WAY": "packed|padded|masked|sorted",

@@ -8,7 +8,7 @@ from tlt_server.config import AUTO, MTP, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
 from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse
-from tlt_server.preflight import check_models, check_port, check_threads, drafter_algorithm
+from tlt_server.preflight import check_experts, check_models, check_port, check_threads, drafter_algorithm
 
 TARGET, DRAFTER = map(str, default_paths())
 MODEL = ["--model-path", "some/model"]
@@ -142,3 +142,11 @@ def test_threads_are_one_number() -> None:
     for wrong in ("4,2", "", "0", "-1", "two"):
         with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS={wrong}: give one number"):
             check_threads(wrong)
+
+
+def test_a_target_without_experts_can_return_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"target {TARGET} routes to no experts. Drop the flag"):
+        check_experts(TARGET)
+    for config in ('{"num_experts_per_tok": 2}', '{"text_config": {"n_routed_experts": 4}}'):
+        (tmp_path / "config.json").write_text(config)
+        check_experts(str(tmp_path))

@@ -23,6 +23,7 @@ SHOWN = {
     "Data parallelism (DP)": "tests/server/test_processes.py",
     "MTP: a draft head that belongs to the target": "tests/server/test_mtp.py",
     "Memory saver": "tests/server/test_release.py",
+    "Routed experts of a response": "tests/server/test_routed_experts.py",
 }
 
 

@@ -9,12 +9,23 @@ import typer
 from rich.console import Console
 
 from tlt_server import __version__
-from tlt_server.config import AUTO, Arm, Dialect, DrafterKind, GraphSharing, ServerConfig, Trainer, Watchfulness
-from tlt_server.errors import ConfigError, DemoFailed, TltError
+from tlt_server.config import (
+    AUTO,
+    Arm,
+    Dialect,
+    DrafterForm,
+    DrafterKind,
+    GraphSharing,
+    ServerConfig,
+    Trainer,
+    Watchfulness,
+)
+from tlt_server.errors import DemoFailed, TltError
 from tlt_server.fleet.start.command import SETTINGS as fleet_settings
 from tlt_server.fleet.start.command import fleet
 from tlt_server.fork.commands import app as fork_app
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
+from tlt_server.trainer.commands import app as drafter_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,7 +34,6 @@ app = typer.Typer(
 )
 app.add_typer(fork_app, name="fork")
 app.command("fleet", **fleet_settings)(fleet)
-drafter_app = typer.Typer(no_args_is_help=True, help="Make a drafter, or look at one.")
 app.add_typer(drafter_app, name="drafter")
 train_app = typer.Typer(help="Train the drafter of running servers.")
 app.add_typer(train_app, name="train")
@@ -36,52 +46,6 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
     if version:
         _out.print(__version__)
         raise typer.Exit
-
-
-@drafter_app.command("init")
-def drafter_init(
-    target: Annotated[str, typer.Option(help="Folder or hub name; docs/support.md has the families.")],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
-    kind: Annotated[DrafterKind, typer.Option(help="What to make.")] = DrafterKind.EAGLE,
-    draft_vocab: Annotated[int | None, typer.Option(help="Tokens that an eagle3 knows; all by default.")] = None,
-    token_counts: Annotated[Path | None, typer.Option(help='JSON, {"token id": count}, to choose them by.')] = None,
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
-) -> None:
-    """Make a drafter of the right shape for a target, which has learnt nothing yet."""
-    if (draft_vocab is None) != (token_counts is None):
-        raise ConfigError("--draft-vocab and --token-counts: give both, or neither")
-    from tlt_server.drafter.folder import create
-
-    known = None if draft_vocab is None or token_counts is None else (draft_vocab, token_counts)
-    config = create(target, out, kind, known, seed)
-    _out.print(f"{out} made: {config.architectures[0]}, untrained")
-
-
-@drafter_app.command("inspect")
-def drafter_inspect(
-    drafter: Annotated[str, typer.Argument(help="Folder or hub name.")],
-    target: Annotated[str | None, typer.Option(help="Whether it fits this one: folder or hub name.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Writes it as SGLang names things, to this new folder.")] = None,
-) -> None:
-    """Say what a drafter's folder is, what of it is read otherwise than it lies there, whether it can be trained."""
-    from tlt_server.drafter.folder import downloaded, write_as_served
-    from tlt_server.drafter.published import read
-    from tlt_server.preflight import check_fit, read_model_config
-    from tlt_server.trainer.publish.folder import load_drafter
-
-    found = read(downloaded(drafter))
-    _out.print("\n".join(found.described()))
-    if target is not None:
-        check_fit(target, read_model_config("target", target), drafter, found.config)
-        _out.print(f"target     fits {target}")
-    try:
-        load_drafter(found.folder)
-        _out.print("training   can begin with it")
-    except ConfigError as why:
-        _out.print(f"training   cannot begin with it: {why}")
-    if out is not None:
-        write_as_served(found, out)
-        _out.print(f"{out} made")
 
 
 @app.command(
@@ -167,11 +131,18 @@ def train_export(
     folder: Annotated[Path, typer.Option(help="The trainer's.")],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     checkpoint: Annotated[bool, typer.Option(help="As last saved, though no gate has passed it.")] = False,
+    form: Annotated[DrafterForm, typer.Option(help="Whose names and config.")] = DrafterForm.SGLANG,
+    target: Annotated[str | None, typer.Option(help="For the model card; speculators' form needs it.")] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="What `tlt-server bench --json` found, for the model card.")
+    ] = None,
 ) -> None:
-    """Write the drafter that was published last to a folder that SGLang loads; vLLM loads an EAGLE-3."""
+    """Write the drafter that was published last for SGLang, vLLM or speculators, with a model card."""
+    from tlt_server.drafter.card import from_bench
     from tlt_server.trainer.publish.export import export
 
-    of = export(folder, out, checkpointed=checkpoint)
+    measured = from_bench(bench) if bench else None
+    of = export(folder, out, checkpointed=checkpoint, form=form, target=target, measured=measured)
     _out.print(f"{out} made: {of['tokens']} tokens learnt in {of['steps']} steps, for target {of['trained_on']}")
 
 

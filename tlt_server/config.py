@@ -31,6 +31,14 @@ class DrafterKind(StrEnum):
     EAGLE3 = "eagle3"
 
 
+class DrafterForm(StrEnum):
+    """In which an exported drafter lies: whose names and config."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+    SPECULATORS = "speculators"
+
+
 class Arm(msgspec.Struct, frozen=True, array_like=True):
     """A speculative strategy: draft depth, branches kept at each depth, tokens verified in one target pass."""
 

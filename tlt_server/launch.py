@@ -14,6 +14,7 @@ from tlt_server.config import AUTO, MTP, DrafterKind, ServerConfig, Trainer, dra
 from tlt_server.errors import ConfigError
 from tlt_server.keys import MASK, Keys, password, require_private
 from tlt_server.preflight import (
+    check_experts,
     check_exposure,
     check_models,
     check_port,
@@ -260,6 +261,8 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
         os.environ.setdefault(*GLOO_ON_ONE_MACHINE)
     keep_drafter(server_args)
     require_supported(server_args)
+    if server_args.enable_return_routed_experts:
+        check_experts(server_args.model_path)
     _check_drafter(server_args)
     check_port(server_args.host, server_args.port)
     link = following(config.trainer, server_args, keys)

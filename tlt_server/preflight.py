@@ -79,6 +79,13 @@ def check_fit(target: str, ours: Mapping[str, Any], drafter: str, theirs: Mappin
             )
 
 
+def check_experts(target: str) -> None:
+    """Raises ConfigError: a target, a folder or hub name, whose config.json speaks of no experts."""
+    config = read_model_config("target", target)
+    if not any("expert" in name for name in {**config, **(config.get("text_config") or {})}):
+        raise ConfigError(f"--enable-return-routed-experts: target {target} routes to no experts. Drop the flag")
+
+
 def _check_weights(model: Path) -> None:
     """Opens every weight file: its header is parsed and compared with the file's length, no tensor is read."""
     from safetensors import SafetensorError, safe_open

@@ -72,6 +72,11 @@ FEATURES: Sequence[Feature] = (
         "Routed experts of a response",
         "--enable-return-routed-experts",
         lambda a: a.enable_return_routed_experts,
+    ),
+    Feature(
+        "Routed experts beside DeepEP",
+        "--enable-return-routed-experts --moe-a2a-backend deepep",
+        lambda a: a.enable_return_routed_experts and a.moe_a2a_backend == "deepep",
         UNTESTED,
     ),
     Feature("Hierarchical cache", "--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache, UNTESTED),

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +79,15 @@ class Plan:
 
 
 def plan_of(smoke: bool, eagle3: bool) -> Plan:
-    whole = has_gpu() and not smoke
-    cases = CASES if whole else SMOKE_CASES
-    arms = NATURAL_ARMS if whole else NATURAL_ARMS[:1]
-    if eagle3:
-        arms, cases = arms[:2], cases[:1]
-    return Plan(arms, cases, AT_ONCE, LONGEST) if whole else Plan(arms, cases, AT_ONCE[:3], 96)
+    """On a CPU chains alone, without contexts, of a quarter of the responses."""
+    if smoke:
+        plan = Plan(NATURAL_ARMS[:1], SMOKE_CASES, AT_ONCE[:3], 96)
+    elif has_gpu():
+        plan = Plan(NATURAL_ARMS, CASES, AT_ONCE, LONGEST)
+    else:
+        short = [replace(case, responses=case.responses // 4) for case in CASES if case.context is None]
+        plan = Plan(NATURAL_ARMS[:2], short, AT_ONCE[:3], LONGEST)
+    return replace(plan, arms=plan.arms[:2], cases=plan.cases[:1]) if eagle3 else plan
 
 
 def natural(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:

@@ -52,8 +52,13 @@ def arms_of(sides: Iterable[str], prefix: str = "") -> list[str]:
 
 
 def label(side: str) -> str:
-    """`chain 3,1,4` of `chain_3`, `chain_3_accept_4` or `upstream_chain_3`: the numbers are those that --arm takes."""
-    kind, *numbers = side.removeprefix("upstream_").split("_")
+    """`chain 3,1,4` of `chain_3` or `chain_3_accept_4`, `SGLang, chain 3,1,4` of `upstream_chain_3`: the numbers are
+    those that --arm takes."""
+    if side.startswith("upstream_"):
+        return f"SGLang, {label(side.removeprefix('upstream_'))}"
+    if "_" not in side:
+        return side
+    kind, *numbers = side.split("_")
     return f"chain {numbers[0]},1,{int(numbers[0]) + 1}" if kind == "chain" else f"{kind} {','.join(numbers)}"
 
 
@@ -114,21 +119,25 @@ def speedup(result: Result) -> str:
 
 
 def headline(result: Result) -> str:
-    """At each batch size the best arm that does not change, the bandit, and SGLang's adaptive mode."""
+    """At each batch size SGLang's best arm and its adaptive mode, our best arm, and the bandit."""
     figures = result.figures
     sides, loads = sides_and_loads(figures)
-    best = [best_arm(figures, arms_of(sides), load) for load in loads]
     columns = [
         [str(numbers_in(load)[0]) for load in loads],
         cells(figures, "tokens_per_s_plain", loads, ",.0f"),
-        [label(arm) if arm else "" for arm in best],
-        [cells(figures, f"speedup_{arm}", [load])[0] for arm, load in zip(best, loads, strict=True)],
-        cells(figures, "speedup_bandit", loads),
+        *(_of_best(figures, arms_of(sides, prefix), loads) for prefix in ("upstream_", "")),
         cells(figures, "speedup_upstream_adaptive", loads),
+        cells(figures, "speedup_bandit", loads),
     ]
-    header = ["batch", "plain, tokens/s", "best arm", "speed-up", "bandit", "SGLang, adaptive"]
+    header = ["requests", "plain, tokens/s", "SGLang, best arm", "our best arm", "SGLang, adaptive", "our bandit"]
     origin = f"{result.machine}; revision {result.revision[:9]}; {result.date[:10]}."
     return f"{origin} {_spread(figures)}\n\n{table(header, list(zip(*columns, strict=True)))}"
+
+
+def _of_best(figures: Figures, arms: Sequence[str], loads: Sequence[str]) -> list[str]:
+    """The speed-up of the best of some arms, and which it is."""
+    best = [(best_arm(figures, arms, load), load) for load in loads]
+    return [f"{figures[f'speedup_{arm}_{load}']:.2f} ({label(arm).split()[-1]})" if arm else "" for arm, load in best]
 
 
 def accept_length(result: Result) -> str:
@@ -167,7 +176,7 @@ def context(result: Result) -> str:
     columns.append(cells(figures, "step_ms_plain", loads, ".1f"))
     for side in [*arms_of(sides), *(side for side in ("off", "bandit") if side in sides)]:
         arm, _, simulated = side.partition("_accept_")
-        title = label(arm) if "_" in arm else arm
+        title = label(arm)
         header.append(f"{title} at accept length {simulated}" if simulated else title)
         columns.append(cells(figures, f"speedup_{side}", loads))
         if "_" in arm:

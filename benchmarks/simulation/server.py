@@ -16,6 +16,10 @@ WINDOW = 128
 """Tokens of a request that the drafter reads of what it missed, at most: engine/missed.py's."""
 
 
+PREFILL_S = 0.025
+"""The launch of a prefill of one request on an H200's host: 28 layers and a drafter's, without CUDA graphs."""
+
+
 class Step(NamedTuple):
     """A decode step.
 
@@ -45,11 +49,19 @@ class Server:
     """Just started: its arms were timed, and nothing was served yet.
 
     The launch of a step before which the drafter reads waits for that: the result of the step before is settled late.
+    So does a prefill's, which is launched kernel by kernel.
 
     buckets: None for those that it makes itself. Its steps are then held against all arms, else against their bucket's.
+    ends: tokens after which a request ends on average, and another one is prefilled in its place; None: it goes on.
     """
 
-    def __init__(self, world: World, settings: StrategyUpdate, buckets: Sequence[Bucket] | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        settings: StrategyUpdate,
+        buckets: Sequence[Bucket] | None = None,
+        ends: float | None = None,
+    ) -> None:
         costs = StepCosts(world.timed_at_start(), padded=True)
         own = buckets or default_buckets(costs, CAPTURED, max(BATCHES))
         self.buckets = Buckets(own, max(BATCHES))
@@ -59,6 +71,7 @@ class Server:
         self._now = self._free = 0.0  # the end of the newest step, and of the one before, when the next can be launched
         self._waiting: tuple[int, list[int]] | None = None
         self._missed = 0  # tokens of each request
+        self._ends = ends
 
     def step(self, levels: list[int], cached: int) -> tuple[Step, list[int]]:
         """One decode step, launched before the result of the one before is settled, and its accepted drafts.
@@ -68,6 +81,12 @@ class Server:
             cached: tokens in the KV cache, of them all.
         """
         batch = len(levels)
+        if self._waiting is not None and self._someone_ended(self._waiting):
+            self.selector.interrupted()
+            self._now = max(self._now, self._free + PREFILL_S)
+            self.selector.settled(*self._waiting, self._now)
+            self._free, self._waiting = self._now, None
+            self._now += PREFILL_S / 2  # on the GPU
         arm = self.selector.table().arm(batch)
         behind = batch * self._missed
         self.selector.launched(arm, batch, cached, self._free, behind)
@@ -82,6 +101,12 @@ class Server:
         best = max(self._world.rate(each, batch, cached) for each in self._rivals(batch))
         rate = self._world.rate(arm, batch, cached)
         return Step(arm, batch, reading + seconds, batch + sum(accepted), rate, best, reading), accepted
+
+    def _someone_ended(self, result: tuple[int, list[int]]) -> bool:
+        """Within a step's tokens."""
+        batch, accepted = result
+        tokens = batch + sum(accepted)
+        return self._ends is not None and self._world.random.random() > (1 - 1 / self._ends) ** tokens
 
     def _rivals(self, batch: int) -> list[Choice]:
         if self._given:

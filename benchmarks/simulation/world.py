@@ -1,7 +1,8 @@
 """A server that exists only in its figures: what a decode step costs and what is accepted, as measured on an H200.
 
-Costs are the medians of results/speedup.h200.json, by arm and batch size, plus what results/context.h200.json says that
-each cached token adds; a batch between two sizes runs at the larger one. (A tree's slope was not measured: it is taken
+Costs are the medians of speedup.h200.json beside this file, by arm and batch size, plus what context.h200.json says
+that each cached token adds. They are kept here: strategies are held against the same world whatever a step costs today.
+A batch between two sizes runs at the larger one. (A tree's slope was not measured: it is taken
 to be that of the deepest chain, for both verify with one pass over the cache.) Accept lengths are the means of the
 former over all batch sizes. What the medians and means have lost is put back: every step's time scatters, some steps
 wait for something else, and a request is hard to draft for, or easy, for dozens of steps together. What the drafter
@@ -25,7 +26,7 @@ from tlt_server.results import Figures, read
 from tlt_server.strategy.arms import Choice
 from tlt_server.strategy.costs import StepCosts, Timing
 
-RESULTS = Path(__file__).parents[1] / "results"
+MEASURED = Path(__file__).parent
 CHAINS = tuple(Arm(steps, 1, steps + 1) for steps in (1, 3, 5, 7))
 TREES = {Arm(5, 4, 8): 128, Arm(5, 4, 16): 64, Arm(8, 4, 32): 16}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -111,7 +112,7 @@ def measured_logits(figures: Figures) -> dict[Arm, list[float]]:
 
 @cache
 def _measured() -> tuple[list[Timing], dict[Arm, list[float]]]:
-    figures, contexts = (read(RESULTS / f"{name}.h200.json").figures for name in ("speedup", "context"))
+    figures, contexts = (read(MEASURED / f"{name}.h200.json").figures for name in ("speedup", "context"))
     return measured_costs(figures, contexts), measured_logits(figures)
 
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tlt_grpo.learning.batches import pack
 from tlt_grpo.log import HeldOut, Line, Step
 
 from benchmarks.commands.learning.adaptation import SMOKE, Place, main
@@ -30,6 +31,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.results import Result
 from tlt_server.trainer.publish.folder import load_drafter
 
+PHASES = ("rollout_s", "grade_s", "learn_s", "publish_s", "keep_s")
+
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +40,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step(number: int, accept_length: float | None, reward: float = 0.5, **fields: Any) -> Step:
-    numbers = dict.fromkeys(("length_mean", "length_p90", "rollout_s", "learn_s", "publish_s"), 1.0)
+    numbers = dict.fromkeys(("length_mean", "length_p90", *PHASES, "step_s"), 1.0)
     said = {"step": number, "weight_version": str(number - 1), "target_versions": (), "drafter_versions": (0,)}
     counts = {"responses": 4, "length_max": 9, "tokens": 30, "failed_requests": 0, "learnt": None}
     made = {"accept_length": accept_length, "reward": reward, "tokens_per_s": 100.0}
@@ -79,13 +82,12 @@ def test_signs_are_not_of_the_task() -> None:
 def test_a_lesson_makes_solutions_in_the_other_signs_likelier_in_its_steps_alone(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(SMOKE, max_new_tokens=200)
     pupil = Pupil(plan.config("", tmp_path, 0), plan.lesson, OTHER_SIGNS)
-    shown = pupil.solutions("others")[0]
+    shown = pupil.lessons.solutions(pupil, "others")[0]
     assert "x" in pupil.tokenizer.decode(shown.response)
 
     def likelihood() -> float:
         with torch.no_grad():
-            found = pupil.logprobs(torch.tensor([shown.prompt + shown.response]))[0, len(shown.prompt) - 1 :]
-        return found.sum().item()
+            return pupil.logprobs(pack([shown], "cpu")).sum().item()
 
     at_first = likelihood()
     assert pupil.learn([], plan.lesson.first - 1) is None

@@ -121,18 +121,12 @@ def test_where_nothing_is_drafted_a_quarter_is_enough() -> None:
     assert visit(sides[0], replace(load, waves=1)).waves == 1
 
 
-def test_off_is_held_against_upstream_round_by_round() -> None:
-    """And SGLang's own sides are not what the bandit could have chosen."""
-    of = {PLAIN: [rates(100)] * 3, "off": [rates(99), rates(102), rates(90)], "chain_3": [rates(150)] * 3}
-    of |= {"upstream_plain": [rates(100), rates(100), rates(120)], "upstream_chain_3": [rates(300)] * 3}
-    known = [*found(of).sides, Side("upstream_plain", upstream=True), Side("upstream_chain_3", ARMS[0], upstream=True)]
+def test_what_sglang_does_is_not_what_the_bandit_could_have_chosen() -> None:
+    of = {PLAIN: [rates(100)] * 3, "chain_3": [rates(150)] * 3, "upstream_chain_3": [rates(300)] * 3}
+    known = [*found(of).sides, Side("upstream_chain_3", ARMS[0], upstream=True)]
     figures = cells(replace(found(of), sides=known), [LOAD])
-    assert figures["off_ratio_to_upstream_plain_batch_4"] == pytest.approx(0.99)
-    assert summary(figures)["off_ratio_to_upstream_plain"] == pytest.approx(0.99)
-    assert (
-        summary(figures | {"time_chain_3_bandit_batch_4": 1.0, "speedup_bandit_batch_4": 1.5})["max_chosen_lost"] == 0
-    )
-    assert not undefined(figures | summary(figures))
+    figures |= {"time_chain_3_bandit_batch_4": 1.0, "speedup_bandit_batch_4": 1.5}
+    assert summary(figures)["max_chosen_lost"] == 0
 
 
 def test_the_best_is_what_does_not_learn_and_is_best_by_its_median() -> None:

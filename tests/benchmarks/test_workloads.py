@@ -87,6 +87,7 @@ def test_claims_are_named_and_defined() -> None:
     }
     served = {f"{name}{of}": value for of, value in (("", 2.5), ("_stale", 2.25), ("_noised", 3.0), ("_eagle3", 2.5))}
     claims = accept_length.summary(computed | served)
+    assert accept_length.summary({**computed, **served, **claims}) == claims
     worst = ("accept_length_worst_ratio_to_computed", "sharpness_worst_ratio_to_greedy")
     assert {name: claims[name] for name in worst} == dict.fromkeys(worst, 0.9)
     long = {

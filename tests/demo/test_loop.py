@@ -20,7 +20,8 @@ def step(number: int, accept_length: float | None, drafters: tuple[int, ...]) ->
     return Step(
         step=number, weight_version=str(number - 1), target_versions=(number,), drafter_versions=drafters, responses=64,
         reward=0.7, length_mean=120.0, length_p90=300.0, length_max=512, accept_length=accept_length, tokens=7680,
-        tokens_per_s=1500.0, rollout_s=5.0, learn_s=5.0, publish_s=0.1, failed_requests=0, learnt=None,
+        tokens_per_s=1500.0, rollout_s=5.0, grade_s=0.0, learn_s=5.0, publish_s=0.1, keep_s=0.0, step_s=10.1,
+        failed_requests=0, learnt=None,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""Loads drafters as SGLang does, in a process of its own: `python -m tests.drafter.loading FOLDER...`.
+"""Loads drafters as SGLang does, in a process of its own: `python -m tests.drafter.loading [--stock] FOLDER...`.
 
 Writes what each model then holds to FOLDER/loaded.safetensors, under its own names; d2t's tokens are `hot_token_id`.
+--stock: by the SGLang on PYTHONPATH as it is, with no seam of ours; says where it lies.
 """
 
 import os
@@ -11,6 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from tlt_server.config import ServerConfig
+from tlt_server.engine.cpu.install import install
 from tlt_server.launch import CPU_ENVIRONMENT
 
 
@@ -48,6 +50,14 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    ServerConfig().to_environment()  # wakes the fork's seams
     os.environ |= CPU_ENVIRONMENT
-    main([Path(name) for name in sys.argv[1:]])
+    names = sys.argv[1:]
+    if names[0] == "--stock":
+        install()  # stands in for sgl_kernel, which no machine without a GPU has
+        import sglang
+
+        sys.stdout.write(f"{sglang.__file__}\n")
+        names = names[1:]
+    else:
+        ServerConfig().to_environment()  # wakes the fork's seams
+    main([Path(name) for name in names])

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tlt_client import Client, Load
 from tlt_grpo.config import Config
+from tlt_grpo.learning.policy import Policy
 from tlt_grpo.log import HeldOut, Line, Step
-from tlt_grpo.policy import Policy
 from tlt_grpo.publishing import Publisher
 from tlt_grpo.train import Training, train
 
@@ -65,7 +66,43 @@ def test_a_run(url: str, tmp_path: Path) -> None:
         if step.learnt is not None:
             assert step.learnt.mismatch < 1e-3
     assert any(isinstance(step, Step) and step.learnt is not None for step in steps)
-    assert [each.name for each in tmp_path.iterdir()] == ["policy-3"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["policy-3", "state.pt"]
+
+
+@pytest.mark.parametrize("route", ["tensor", "broadcast"])
+def test_other_routes_put_the_same_policy_in_force(route: Any, url: str, tmp_path: Path) -> None:
+    """What is sampled is what was learnt, as log-probabilities say; the checkpoint at the end is in force."""
+    lines: list[Line] = []
+    trainer = Trainer(url)
+    with Client(url) as client:
+        before = target_of(client)
+        last = train(config(url, tmp_path, steps=2, publish=route), client, lines.append)
+        assert target_of(client) == before + 3
+        found = trainer.checksums()
+        client.update_weights_from_disk(str(last))
+        assert trainer.checksums() == found
+    trainer.close()
+    for step in lines:
+        assert isinstance(step, Step)
+        assert step.step_s >= step.rollout_s + step.learn_s + step.publish_s
+        assert step.learnt is None or step.learnt.mismatch < 1e-3
+
+
+def test_a_run_that_is_resumed_goes_where_one_goes_that_was_not_broken_off(url: str, tmp_path: Path) -> None:
+    """But for the server's last bits, which depend on what else was in a batch: that they are all, without a server, is
+    among the trainer's own tests."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    lines: list[Line] = []
+    with Client(url) as client:
+        last = train(config(url, whole, steps=2), client, lambda _: None)
+        train(config(url, broken, steps=1), client, lines.append)
+        resumed = train(config(url, broken, steps=2), client, lines.append, resume=True)
+    assert [line.step for line in lines] == [1, 2]
+    start, one, other = (load_file(folder / "model.safetensors") for folder in (TARGET, last, resumed))
+    apart = sum((one[name] - other[name]).square().sum() for name in start) ** 0.5
+    moved = sum((one[name] - start[name].float()).square().sum() for name in start) ** 0.5
+    assert moved > 0
+    assert apart < moved / 10
 
 
 def test_what_is_in_force_at_the_end_is_what_lies_on_disk(url: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 from safetensors.torch import load_file, save_file
+from tlt_client import Client, StrategyUpdate
 
 from benchmarks.models import heads as mtp
 from benchmarks.models.families import PROMPTS, answered, counted, expected
@@ -98,6 +99,31 @@ def test_the_head_follows_the_target_by_every_route_under_load(mimo: Served, rou
     mimo.assert_follows(mimo.second)
     status = httpx.get(f"{mimo.url}/tlt/v1/status").json()["versions"]
     assert mimo.head() == mimo.head() | {"version": version + 1, "trained_on": status["target"]["version"]}
+
+
+@pytest.mark.server
+def test_one_seed_gives_one_sample(mimo: Served) -> None:
+    """Drafted or not; at a temperature at which the target is seldom sure."""
+    whole(mimo, mimo.first)
+    params = [
+        {"temperature": 20, "max_new_tokens": 40, "ignore_eos": True, "sampling_seed": seed}
+        for seed in range(len(PROMPTS))
+    ]
+
+    def sampled() -> list[list[int]]:
+        answer = httpx.post(f"{mimo.url}/generate", json={"input_ids": PROMPTS, "sampling_params": params}, timeout=60)
+        return [each["output_ids"] for each in answer.raise_for_status().json()]
+
+    before, drafted, after = counted(mimo.url), sampled(), counted(mimo.url)
+    assert after["drafts"] > before["drafts"]
+    assert after["accepted_tokens"] > before["accepted_tokens"]
+    with Client(mimo.url) as client:
+        client.set_strategy(StrategyUpdate("off"))
+        plain = sampled()
+        client.set_strategy(StrategyUpdate("pinned"))
+    assert counted(mimo.url)["drafts"] == after["drafts"]
+    assert drafted == plain
+    assert len({tuple(each[:8]) for each in plain}) == len(PROMPTS)
 
 
 @pytest.mark.server

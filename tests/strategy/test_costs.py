@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.simulation.world import RESULTS, context_timings
+from benchmarks.simulation.world import MEASURED, context_timings
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
 from tlt_server.results import read
@@ -53,7 +53,7 @@ def test_measured_steps_lie_on_lines_in_cached_tokens(side: str) -> None:
 
     The best arm changes with context there: that is what the term is for.
     """
-    timings = context_timings(read(RESULTS / "context.h200.json").figures, side)
+    timings = context_timings(read(MEASURED / "context.h200.json").figures, side)
     costs = StepCosts(Timing(None, batch, cached, seconds) for batch, cached, seconds in timings)
     for batch, cached, seconds in timings:
         assert costs.seconds(None, batch, cached) == pytest.approx(seconds, rel=0.1), (batch, cached)

@@ -28,16 +28,22 @@ def test_waiting_for_requests_is_nobodys_time() -> None:
     assert found[1] == 0.5
 
 
-def test_a_step_after_a_break_counts_without_its_time() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_break_takes_the_time_of_the_steps_beside_it(overlap: bool) -> None:
+    """Of the one before too, under overlap, where its result waits for the launch of what comes between."""
     steps = UnderWay()
     steps.launch(Pull(DEEP, 4, 0, launched=0.0))
+    before = None if overlap else steps.settle(4, 1.0)
     steps.interrupt()
     steps.interrupt()
-    steps.launch(Pull(SHALLOW, 5, 0, launched=0.1))
-    before, after = steps.settle(4, 1.0), steps.settle(5, 3.0)
+    steps.launch(Pull(SHALLOW, 5, 0, launched=1.1))
+    before = before or steps.settle(4, 2.0)
+    steps.launch(Pull(DEEP, 6, 0, launched=2.1))
+    after, next_one = steps.settle(5, 3.0), steps.settle(6, 3.5)
     assert before is not None
     assert after is not None
-    assert (before[1], after[0].arm, after[1]) == (1.0, SHALLOW, None)
+    assert next_one is not None
+    assert (before[1], after[0].arm, after[1], next_one[1]) == (None if overlap else 1.0, SHALLOW, None, 0.5)
 
 
 @pytest.mark.parametrize(("batch", "most_accepted"), [(5, 0), (4, DEEP.path)])

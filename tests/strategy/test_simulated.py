@@ -60,6 +60,18 @@ def test_many_requests_need_few_looks() -> None:
     assert median(lost) < 0.0105
 
 
+@pytest.mark.parametrize("batch", [32, 64, 128])
+def test_requests_that_come_and_go_mislead_nobody(batch: int) -> None:
+    """Most steps have a prefill beside them, those of long chains more than others: their requests end sooner."""
+    lost = []
+    for seed in range(3):
+        world = World(Random(seed))
+        server, levels = Server(world, StrategyUpdate("bandit"), ends=250), world.new_levels(batch)
+        steps = [server.step(levels, CONTEXT * batch)[0] for _ in range(1000)]
+        lost.append(regret(steps[300:]))
+    assert median(lost) < 0.02, lost
+
+
 @pytest.mark.slow
 def test_a_machine_that_others_use_misleads_little() -> None:
     """It slows every arm for a while; the one that runs then is not to blame, or is forgiven soon."""

@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from tests.trainer.models import texts
 from tests.trainer.stand_in import MODEL, Running, Server, until
+from tlt_server.drafter.card import HEARD
 from tlt_server.trainer.publish.export import export
 from tlt_server.wire.messages import ModelIdentity
 
@@ -47,6 +48,7 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
             assert trainer.status()["steps"] > 0
             trainer.end(process)
         assert export(trainer.folder, tmp_path / "out")["version"] == str(server.newest)
+        assert f"| {HEARD} | 1 | " in (tmp_path / "out" / "README.md").read_text()
         assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
 
 

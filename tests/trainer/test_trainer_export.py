@@ -69,7 +69,7 @@ def test_an_export_says_what_is_known_of_it(tmp_path: Path) -> None:
     said = export(tmp_path, tmp_path / "out")
     assert said.items() >= (PROVENANCE | {"version": "5"}).items()
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
-        assert file.metadata() == said
+        assert file.metadata() == said | {"form": "sglang"}
     layers = json.loads((tmp_path / "out" / "config.json").read_text())
     counted = layers["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     assert layers["eagle_aux_hidden_state_layer_ids"] == [layer + 1 for layer in counted]

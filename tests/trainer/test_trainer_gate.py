@@ -147,6 +147,10 @@ def test_what_is_judged_is_told_by_request() -> None:
     several = [replace(run, request=str(number // 2)) for number, run in enumerate(rollouts("eagle")[:6])]
     sums = by_request(embedded("eagle"), frozen(), pack(several, 1024, torch.device("cpu")), 3)
     assert set(sums) == {"0", "1", "2"}
+    shares = by_position(sums)
+    assert mean(sums) == pytest.approx(1 + sum(shares))
+    assert len(shares) == 3
+    assert 1 > shares[0] > shares[1] > shares[2] > 0
     for number in range(3):
         alone = pack(several[2 * number : 2 * number + 2], 1024, torch.device("cpu"))
         assert mean({"": sums[str(number)]}) == pytest.approx(accept_length(embedded("eagle"), frozen(), alone, 3))

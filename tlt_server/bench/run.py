@@ -30,6 +30,8 @@ def run(plan: Plan, keys: Keys, console: Console, argv: list[str], kept: Path | 
     finally:
         if found.visits:
             figures = figures_of(found)
+            if (temperature := plan.sampling.temperature) is not None:
+                figures["temperature"] = temperature
             console.print(table(found, figures))
             console.print(recommendation(found, figures))
             if kept:

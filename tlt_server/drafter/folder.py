@@ -129,13 +129,18 @@ def downloaded(name: str) -> Path:
         raise ConfigError(f"drafter {name}: the hub does not give its weights ({error})") from error
 
 
-def write(config: bytes, tensors: dict[str, Tensor], provenance: Mapping[str, str], out: Path) -> None:
-    """config.json and model.safetensors: beside `out`, then moved there. OSError, SafetensorError."""
+def write(
+    config: bytes, tensors: dict[str, Tensor], provenance: Mapping[str, str], out: Path, card: str | None = None
+) -> None:
+    """config.json, model.safetensors, and README.md if there is a `card`: beside `out`, then moved there. OSError,
+    SafetensorError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         whole = Path(scratch) / "whole"
         whole.mkdir()
         (whole / "config.json").write_bytes(config)
+        if card is not None:
+            (whole / "README.md").write_text(card)
         made_by = {"format": "pt", "made_by": f"tlt-server {__version__}"}
         save_file(tensors, whole / "model.safetensors", metadata={**made_by, **provenance})
         whole.rename(out)

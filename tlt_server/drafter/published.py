@@ -35,6 +35,8 @@ OTHERS = ("Eagle3DeepseekV2ForCausalLM", "MistralForCausalLMEagle", "MistralLarg
 """Classes of SGLang's whose drafters are taken as they are: served, not trained."""
 MOST_LAYERS = 64
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+OPTIONS = ("norm_before_fc", "fc_norm", "norm_output")
+"""Of EAGLE-3: what some have in `eagle_config`, others at the top."""
 _PROJECTIONS = tuple(f"self_attn.{x}_proj" for x in "qkvo")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _COMMON = {f"{name}.weight" for name in (*_PROJECTIONS, *_MLP, "post_attention_layernorm")}
@@ -180,7 +182,7 @@ def _flat(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         raise _Refused("norm_before_residual true: SGLang 0.5.17 norms after the residual, so it would guess badly")
     config = dict(layer)
     config["dtype"] = raw.get("dtype") or raw.get("torch_dtype") or layer.get("torch_dtype") or "float32"
-    config |= {name: raw[name] for name in ("target_hidden_size", "draft_vocab_size") if raw.get(name)}
+    config |= {name: raw[name] for name in ("target_hidden_size", "draft_vocab_size", *OPTIONS) if raw.get(name)}
     if ids := raw.get(AUX_LAYERS):
         config["eagle_config"] = {AUX_LAYERS: [each - 1 for each in ids]}
     return config, ["speculators' config made flat"]

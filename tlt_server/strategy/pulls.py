@@ -2,7 +2,9 @@
 
 Under overlap SGLang launches step n + 1 before it processes the results of step n; results come in the order of
 launches. A step ends when its result is processed, and begins when the one before was, or at its own launch where that
-is later: the whole step as a user feels it, without an event or a synchronization.
+is later: the whole step as a user feels it, without an event or a synchronization. Its time is its own only if nothing
+but decode steps is launched from the step before to its result: a prefill before it runs first, and the launch of one
+behind it, kernel by kernel, keeps its result waiting. Arms that end requests sooner would seem slow.
 """
 
 from collections import deque
@@ -18,7 +20,8 @@ class Pull(NamedTuple):
     """A launched decode step.
 
     cached: tokens in the KV cache, of all requests. launched: seconds. charged: seconds of the exploration budget that
-    are held for it. behind: tokens that the drafter has missed, and reads first.
+    are held for it. behind: tokens that the drafter has missed, and reads first. alone: nothing else has been launched
+    since.
     """
 
     arm: Choice
@@ -27,6 +30,7 @@ class Pull(NamedTuple):
     launched: float
     charged: float = 0.0
     behind: int = 0
+    alone: bool = True
 
     @property
     def reads(self) -> bool:
@@ -57,8 +61,12 @@ class UnderWay:
                 self._pulls.appendleft(None)  # what comes next follows a gap
 
     def interrupt(self) -> None:
-        """A prefill, a swap or a pause is launched: the time of the decode step behind it does not count."""
-        if not (self._pulls and self._pulls[-1] is None):
+        """A prefill, a swap or a pause is launched: the time of the decode step behind it does not count, nor that of
+        the one before, if its result has not come yet."""
+        newest = self._pulls[-1] if self._pulls else None
+        if newest is not None:
+            self._pulls[-1] = newest._replace(alone=False)
+        if newest is not None or not self._pulls:
             self._pulls.append(None)
 
     @property
@@ -77,4 +85,4 @@ class UnderWay:
         pull = self._pulls.popleft()
         assert pull is not None
         began, self._settled = max(pull.launched, self._settled), now
-        return pull, now - began if place == 0 and now > began else None
+        return pull, now - began if place == 0 and pull.alone and now > began else None

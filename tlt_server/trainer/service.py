@@ -20,10 +20,9 @@ from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.data.intake import Intake
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import release
-from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import pack
 from tlt_server.trainer.publish.folder import Drafter, load_frozen
-from tlt_server.trainer.publish.judge import Judge
+from tlt_server.trainer.publish.judge import Judge, Verdict
 from tlt_server.trainer.publish.published import Edition, Published
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
@@ -216,7 +215,7 @@ class Service:
         self._judged_for = parts.trainer.frozen.version
         if reason := self._config.policy.reason(verdict.judged, target_moved=moved, steps=steps):
             self._in_vain = 1 if rejected is None or moved else min(self._in_vain + 1, MOST_IN_VAIN)
-            self._publish(verdict.network, reason)
+            self._publish(verdict, reason)
 
     def _rejected(self) -> int | None:
         """The drafter that was published last, where the servers did not keep it: what is held out does not tell all,
@@ -226,11 +225,13 @@ class Service:
             return None
         return edition.version
 
-    def _publish(self, network: Network, reason: str) -> None:
-        parts = self._parts
+    def _publish(self, verdict: Verdict, reason: str) -> None:
+        parts, judged = self._parts, {"temperature": f"{self._config.gate.temperature:g}"}
+        judged["accepted"] = " ".join(f"{share:.4f}" for share in verdict.judged.candidate_reaches)
         version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
         try:
-            edition = parts.published.add(replace(parts.drafter, network=network), version, self._provenance())
+            drafter = replace(parts.drafter, network=verdict.network)
+            edition = parts.published.add(drafter, version, self._provenance() | judged)
         except DiskFailed as error:
             log.error("%s. Training goes on", error)
             return

@@ -7,8 +7,9 @@ greedy answers to 20 prompts must be transformers' before and after updates of t
 
 The embedded drafters are written as others would publish them (models/formats.py). Each is served, and must answer as a
 server without a drafter does, token for token at temperature 0; is exchanged for itself while the server runs, and must
-again; is what a trainer could begin with; and is exported again. One that is refused must be told why. A drafter that
-could guess, and whose tokens a verify pass are fewer than 1.2, is silently useless.
+again; is what a trainer could begin with, and is exported by; and is exported for vLLM and speculators, and read again.
+One that is refused must be told why. A drafter that could guess, and whose tokens a verify pass are fewer than 1.2, is
+silently useless.
 """
 
 import argparse
@@ -28,8 +29,9 @@ from benchmarks.models.families import DRAFTED, FAMILIES, draft_and_update, serv
 from benchmarks.models.formats import FORMATS, REFUSED, TARGET, UNTRAINED
 from benchmarks.models.heads import GLM, MIMO, follow
 from tlt_server import results
-from tlt_server.config import DrafterKind
+from tlt_server.config import DrafterForm, DrafterKind
 from tlt_server.demo.lossless import Tokens
+from tlt_server.drafter.export import Exported, export
 from tlt_server.drafter.published import read
 from tlt_server.errors import ConfigError, ServerFailed
 from tlt_server.process import running_server, tail
@@ -41,7 +43,8 @@ PROMPTS, TOKENS, SMOKE = 20, 48, 3
 LEAST = 1.2
 """Tokens a verify pass of chain 3: a drafter that guesses wrong always has 1."""
 WORKS, REFUSES, CRASH, USELESS, DIFFERS = "works", "refused", "crash", "useless", "differs"
-CELLS = ("served", "exchanged", "trained", "exported")
+FORMS = (DrafterForm.VLLM, DrafterForm.SPECULATORS)
+CELLS = ("served", "exchanged", "trained", "exported", *FORMS)
 
 
 class Served(NamedTuple):
@@ -93,6 +96,17 @@ def train(folder: Path, scratch: Path) -> tuple[str, str]:
         again.tensors()[name].equal(each) for name, each in drafter.weights().items() if name in again.names
     )
     return WORKS, WORKS if same else DIFFERS
+
+
+def export_as(form: DrafterForm, folder: Path, scratch: Path) -> str:
+    """Whether what a drafter is exported to is read as the same drafter."""
+    try:
+        drafter = Exported.of(read(folder))
+        export(drafter, form, scratch, str(TARGET))
+    except ConfigError:
+        return REFUSES
+    again = read(scratch).tensors()
+    return WORKS if all(again[name].equal(each) for name, each in drafter.tensors.items()) else DIFFERS
 
 
 def family_rows(scratch: Path, *, smoke: bool) -> dict[str, dict[str, str]]:
@@ -166,7 +180,8 @@ def formats(scratch: Path, *, smoke: bool) -> tuple[dict[str, dict[str, str]], d
         guesses = name not in UNTRAINED
         served = serve(folder, wanted, requests, scratch / f"{number}.log", guesses=guesses)
         trained, exported = train(folder, scratch / f"exported-{number}")
-        cells = (served.served, served.exchanged, trained, exported)
+        others = [export_as(form, folder, scratch / f"{form}-{number}") for form in FORMS]
+        cells = (served.served, served.exchanged, trained, exported, *others)
         found[name] = dict(zip(CELLS, cells, strict=True))
         accepted[name] = served.accept_length if guesses else None
         out.print(f"{name}: {', '.join(filter(None, cells))}")

@@ -28,12 +28,11 @@ from tlt_server.support import as_markdown
 TOP = Path(__file__).parents[3]
 PAGES = (TOP / "README.md", TOP / "benchmarks/README.md", *sorted((TOP / "docs").rglob("*.md")))
 RESULT_PAGES = TOP / "docs/results"
-TOGETHER = ("speedup.h200", "accept_length.h200", "context.h200")  # tables that are read together
 TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
     "faster": (tables.headline, ["strategy.h200"]),
-    "speedup": (tables.speedup, ["speedup.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
+    "accept_length_cpu": (tables.accept_length, ["accept_length.cpu2"]),
     "context": (tables.context, ["context.h200"]),
     "profile": (breakdown.as_markdown, ["profile.h200"]),
     "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
@@ -57,18 +56,16 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""
-PLOTTED = ("speedup", "accept_length", "context", "speedup_cpu", "drain", "drain_cpu")
+PLOTTED = ("context", "speedup_cpu", "drain", "drain_cpu")
 
 
 def blocks(folder: Path = RESULTS, beside: Path = RESULT_PAGES) -> dict[str, str]:
     """The generated parts of pages that lie in `beside`, by the name in the comments around them.
 
     Raises:
-        ConfigError: a table would be of several machines or revisions, or tables that are read together of several
-            machines.
+        ConfigError: a table would be of several machines or revisions.
     """
     kept = {path.stem: results.read(path) for path in folder.glob("*.json")}
-    tables.require_one_origin([kept[stem] for stem in TOGETHER if stem in kept], of=["machine"])
     made = {"matrix": as_markdown(), "answers": answers(kept)}
     plots = os.path.relpath(RESULTS / "plots", beside)
     for name, (table, stems) in TABLES.items():

@@ -36,16 +36,6 @@ def speedup(axes: Axes, figures: Figures) -> None:
     axes.set(xlabel="requests decoding at once", ylabel="speed-up over plain decoding", ylim=(0, None))
 
 
-def accept_length(axes: Axes, figures: Figures) -> None:
-    """By batch size, a line for each simulated accept length and arm."""
-    sides, loads = sides_and_loads(figures)
-    simulated = sorted(arms_of(sides), key=lambda side: numbers_in(side)[::-1])
-    for i, side in enumerate(simulated):
-        colour = mpl.colormaps["viridis"](0.9 * i / len(simulated))
-        _line(axes, figures, side, loads, label=f"{numbers_in(side)[-1]} with {label(side)}", color=colour)
-    axes.set(xlabel="requests decoding at once", ylabel="speed-up over plain decoding", ylim=(0, None))
-
-
 def context(axes: Axes, figures: Figures) -> None:
     """By context, a line for each batch size: of the bandit and of a simulated chain; of each arm where neither is."""
     sides, loads = sides_and_loads(figures)
@@ -53,7 +43,7 @@ def context(axes: Axes, figures: Figures) -> None:
     shown = [side for side in sides if side == "bandit" or "_accept_" in side] or arms_of(sides)
     for side, linestyle in zip(shown, ("-", "--"), strict=True):
         name, _, length = side.partition("_accept_")
-        title = f"{label(name) if '_' in name else name}{f' accepting {length}' if length else ''}"
+        title = f"{label(name)}{f' accepting {length}' if length else ''}"
         for batch, colour in zip(batches, COLOURS, strict=False):
             points = _points(figures, f"speedup_{side}", [load for load in loads if numbers_in(load)[1] == batch])
             axes.plot(*points, marker="o", ms=3, label=f"{title}, batch {batch}", color=colour, linestyle=linestyle)
@@ -99,11 +89,11 @@ def _shares(axes: Axes, figures: Figures, bins: Sequence[str], ends: Sequence[fl
     arms = sorted({name.partition("_steps_")[2] for name in figures if name.startswith("trace_") and "_steps_" in name})
     counts = [[figures.get(f"{name}_steps_{arm}", 0) for arm in arms] for name in bins]
     shares = zip(*([count / sum(each) for count in each] for each in counts), strict=True)
-    labels = ["off" if arm == "off" else label(arm) for arm in arms]
+    labels = [label(arm) for arm in arms]
     axes.stackplot(ends, *shares, labels=labels, colors=COLOURS, step="pre")
 
 
-PLOTS = {"speedup": speedup, "accept_length": accept_length, "context": context}
+PLOTS = {"speedup": speedup, "context": context}
 OVER_TIME = {"drain": drain}
 
 

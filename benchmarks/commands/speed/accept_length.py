@@ -75,8 +75,8 @@ def summary(figures: Figures) -> Figures:
     begin = f"accept_length_{name_of(CHAIN_3)}_at_"
     made = {name.replace(begin, "accept_length_at_"): v for name, v in figures.items() if name.startswith(begin)}
     for claim, of in CLAIMS.items():
-        pairs = [(figures[name.removesuffix(of)], value) for name, value in figures.items() if name.endswith(of)]
-        made |= {claim: min(server / computed for server, computed in pairs)} if pairs else {}
+        names = [name for name in figures if name not in CLAIMS and name.endswith(of)]
+        made |= {claim: min(figures[name.removesuffix(of)] / figures[name] for name in names)} if names else {}
     return made
 
 

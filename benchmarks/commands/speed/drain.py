@@ -238,11 +238,10 @@ def table(result: Result) -> str:
     names = dict.fromkeys(side.removesuffix("_natural") for side in sides)
     rows = []
     for side in names:
-        title = {ADAPTIVE: "SGLang, adaptive"}.get(side) or (tables.label(side) if "_" in side else side)
         cells = zip(
             *(tables.cells(figures, what, counts) for what in (f"drain_s_{side}", f"speedup_{side}_drain")), strict=True
         )
-        rows.append([title, *(cell for pair in cells for cell in pair)])
+        rows.append([tables.label(side), *(cell for pair in cells for cell in pair)])
     told = [f"{count.removeprefix('natural_')}{' natural' * ('natural' in count)}" for count in counts]
     header = ["", *(text for count in told for text in (f"{count} requests, s", "speed-up"))]
     against = [

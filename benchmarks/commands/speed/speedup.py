@@ -1,6 +1,6 @@
 """How much faster is decoding with speculation, by batch size and arm, on real tokens of the embedded task?
 
-    python -m benchmarks speedup --upstream /tmp/upstream --json benchmarks/results/speedup.h200.json
+    python -m benchmarks speedup --upstream /tmp/upstream --json speedup.json
 
 On a GPU, beside each arm of ours stands SGLang as its authors ship it with the same one (--upstream), and once its
 --speculative-adaptive. A group of servers shares the card; each group has a plain one, which its others are compared

@@ -212,12 +212,12 @@ def table(result: Result) -> str:
     arms = [OFF, *tables.arms_of(names)]
     best = {load: tables.best_arm(figures, arms, load) for load in loads}
     rows = []
-    peers = sorted(name for name in names if name.startswith("upstream") and name != ADAPTIVE)
-    for side in [*arms, *LEARN, ADAPTIVE, *peers]:
+    peers = [name for name in names if name.startswith("upstream")]
+    for side in [*arms, *(name for name in LEARN if name in names), *peers]:
         shown = zip(loads, tables.cells(figures, f"speedup_{side}", loads), strict=True)
-        title = {ADAPTIVE: "SGLang, adaptive"}.get(side) or (tables.label(side) if "_" in side else side)
-        rows.append([title, *(f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)])
-    for side in LEARN:
+        cells_ = (f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)
+        rows.append([tables.label(side), *cells_])
+    for side in (name for name in LEARN if name in names):
         rows.append([f"{side} / best", *tables.cells(figures, f"ratio_to_best_{side}", loads, ".3f")])
     if any(lost := tables.cells(figures, "chosen_lost", loads, ".3f")):
         rows.append(["lost by choices", *lost])

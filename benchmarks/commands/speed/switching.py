@@ -219,8 +219,9 @@ def table(result: Result) -> str:
     sizes = [size for size in BATCHES if f"step_ms_off_batch_{size}" in figures]
     steps = []
     for side in ("off", *map(name_of, ARMS)):
-        label = side if side == "off" else tables.label(side)
-        steps.append([label, *tables.cells(figures, f"step_ms_{side}", [f"batch_{size}" for size in sizes])])
+        steps.append(
+            [tables.label(side), *tables.cells(figures, f"step_ms_{side}", [f"batch_{size}" for size in sizes])]
+        )
     whole = [[name, f"{value:.6g}"] for name, value in figures.items() if "_batch_" not in name]
     shown = tables.table(["a step, ms", *(f"batch {size}" for size in sizes)], steps)
     return "\n\n".join((tables.origin(result), shown, tables.table(["figure", ""], whole)))

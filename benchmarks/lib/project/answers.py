@@ -19,22 +19,31 @@ class Question:
 
 QUESTIONS = (
     Question(
-        "How much faster is decoding with speculation? By the best arm, over plain decoding",
-        "speedup.h200",
-        "speed.md#speedup",
-        [(f"{n} requests", f"speedup_batch_{n}", "{:.2f}") for n in (1, 8, 32, 128)],
+        "How much faster is decoding with speculation, to natural ends? The bandit over SGLang's plain decoding",
+        "strategy.h200",
+        "strategy.md#strategy",
+        [(f"{n} requests at once", f"speedup_batch_{n}", "{:.2f}") for n in (1, 8, 32, 64, 128, 256)],
     ),
     Question(
-        "What would another model gain? By chain 7,1,8, were 8 tokens accepted",
+        "How many tokens does a verify pass give, to natural ends, at temperature 1?",
         "accept_length.h200",
         "speed.md#accept_length",
-        [(f"{n} requests", f"speedup_chain_7_accept_8_batch_{n}", "{:.2f}") for n in (1, 32, 128)],
+        [
+            ("chain 3,1,4", "accept_length_natural_chain_3", "{:.2f}"),
+            ("chain 7,1,8", "accept_length_natural_chain_7", "{:.2f}"),
+            ("chain 3,1,4 after 16,384 tokens", "accept_length_at_16384", "{:.2f}"),
+            (
+                "of what is computed of the same responses, at the least",
+                "accept_length_worst_ratio_to_computed",
+                "{:.1%}",
+            ),
+        ],
     ),
     Question(
-        "And with long contexts? By chain 7,1,8, 6 tokens accepted, 8 requests",
+        "And how much faster with long contexts? The bandit, 8 requests",
         "context.h200",
         "speed.md#context",
-        [(f"{n:,} tokens", f"speedup_chain_7_context_{n}_batch_8", "{:.2f}") for n in (512, 8192, 32768)],
+        [(f"{n:,} tokens", f"context_speedup_{n}_8", "{:.2f}") for n in (512, 8192, 32768)],
     ),
     Question(
         "Is the bandit as fast as the best arm?",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_grpo.advantages import group_advantages
+from tlt_grpo.learning.advantages import group_advantages
 
 Rewards = st.integers(2, 8).flatmap(
     lambda group: st.tuples(

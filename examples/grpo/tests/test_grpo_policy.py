@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import sample_texts
 
-from tlt_grpo.batches import Trajectory
 from tlt_grpo.config import Config
 from tlt_grpo.errors import GrpoError
-from tlt_grpo.policy import Policy
+from tlt_grpo.learning.batches import Trajectory, pack
+from tlt_grpo.learning.policy import Policy
 
 TARGET = default_paths()[0]
 
@@ -22,31 +22,24 @@ def policy(**settings: Any) -> Policy:
     return Policy(Config(**(defaults | settings)))
 
 
-def trajectories(policy: Policy, count: int = 6) -> list[Trajectory]:
+def logprobs(policy: Policy, one: Trajectory) -> list[float]:
+    with torch.no_grad():
+        return policy.logprobs(pack([one], "cpu")).tolist()
+
+
+def trajectories(policy: Policy, count: int = 6, seed: int = 3) -> list[Trajectory]:
     """Worked solutions as if the policy had just sampled them; every other one is better than the mean."""
     made = []
-    for number, text in enumerate(sample_texts(count, seed=3)):
+    for number, text in enumerate(sample_texts(count, seed)):
         prompt, response = (policy.tokens(part) for part in text.split("\n", 1))
-        with torch.no_grad():
-            logprobs = policy.logprobs(torch.tensor([prompt + response]))[0, len(prompt) - 1 :]
-        made.append(Trajectory(prompt, response, tuple(logprobs.tolist()), 1.0 if number % 2 else -1.0))
+        one = Trajectory(prompt, response, (0.0,) * len(response), 1.0 if number % 2 else -1.0)
+        made.append(one._replace(logprobs=tuple(logprobs(policy, one))))
     return made
 
 
 def gains(policy: Policy, some: list[Trajectory]) -> list[float]:
     """How much likelier each response has become, in nats."""
-    with torch.no_grad():
-        now = [policy.logprobs(torch.tensor([each.prompt + each.response]))[0, len(each.prompt) - 1 :] for each in some]
-    return [row.sum().item() - sum(each.logprobs) for row, each in zip(now, some, strict=True)]
-
-
-def test_logprobs_are_those_of_the_softmax() -> None:
-    one = policy(temperature=0.7)
-    tokens = torch.tensor([one.tokens("What is 3*4?\n3*4: 3*4=12 so 12\n")])
-    with torch.no_grad():
-        expected = (one.model(tokens).logits / 0.7).log_softmax(-1)
-        for place, found in enumerate(one.logprobs(tokens)[0].tolist()):
-            assert found == pytest.approx(expected[0, place, tokens[0, place + 1]].item(), abs=1e-5)
+    return [sum(logprobs(policy, each)) - sum(each.logprobs) for each in some]
 
 
 @pytest.mark.slow
@@ -63,7 +56,7 @@ def test_an_update_makes_better_responses_likelier_and_worse_ones_less_likely() 
 
 @pytest.mark.slow
 def test_what_fits_in_a_pass_changes_nothing() -> None:
-    """Padding and batches are bookkeeping: the same update comes out."""
+    """Packs are bookkeeping: the same update comes out."""
     states = []
     for limit in (1, 10_000):
         one = policy(learning_rate=1e-4, batch_tokens=limit)
@@ -104,14 +97,54 @@ def test_a_penalty_holds_the_policy_near_its_start() -> None:
 
 
 @pytest.mark.slow
+def test_rates_that_bfloat16_would_lose_are_not_lost() -> None:
+    """Updates of 1e-6 leave most bfloat16 weights as they are, and still add up."""
+    one = policy(dtype="bfloat16", learning_rate=1e-6)
+    assert {weight.dtype for weight in one.weights().values()} == {torch.bfloat16}
+    before = [each.detach().clone() for each in one.masters.all]
+    for step in range(3):
+        one.learn(trajectories(one), step)
+    for master, was, weight in zip(one.masters.all, before, one.weights().values(), strict=True):
+        assert (master - was).abs().max() > 1.5e-6
+        assert torch.equal(weight, master.to(torch.bfloat16))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_holds_the_weights_in_the_dtype_of_the_sums(dtype: Any, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_one_that_was_never_broken_off(dtype: Any, tmp_path: Path) -> None:
+    whole, broken = (policy(dtype=dtype, learning_rate=1e-4, updates=2) for _ in range(2))
+    given = [trajectories(whole, seed=seed) for seed in range(4)]
+    for step, some in enumerate(given):
+        whole.learn(some, step)
+    for step in range(2):
+        broken.learn(given[step], step)
+    broken.keep(tmp_path / "state.pt", 2)
+    other = policy(dtype=dtype, learning_rate=1e-4, updates=2)
+    assert other.go_on(tmp_path / "state.pt") == 2
+    for step in (2, 3):
+        other.learn(given[step], step)
+    for name, weight in whole.weights().items():
+        assert torch.equal(weight, other.weights()[name])
+
+
+def test_what_cannot_be_gone_on_from_is_named(tmp_path: Path) -> None:
+    one = policy()
+    with pytest.raises(GrpoError, match="nothing to resume from"):
+        one.go_on(tmp_path / "state.pt")
+    one.keep(tmp_path / "state.pt", 1)
+    with pytest.raises(GrpoError, match=r"^learning_rate=0.5: the run in .* has 1e-05"):
+        policy(learning_rate=0.5).go_on(tmp_path / "state.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_holds_the_weights(dtype: Any, tmp_path: Path) -> None:
     one = policy(dtype=dtype, learning_rate=1e-4)
     one.learn(trajectories(one), 1)
     one.save(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     for name, weight in one.model.state_dict().items():
-        assert torch.equal(saved.pop(name), weight.to(getattr(torch, dtype)))
+        assert torch.equal(saved.pop(name), weight)
     assert not saved
     assert policy(model=str(tmp_path)).tokens("3*4") == one.tokens("3*4")
 

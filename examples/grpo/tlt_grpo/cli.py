@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from tlt_client import Client
 from tlt_client.errors import InvalidArgument, TltClientError
 
-from tlt_grpo.config import Config, Dtype, Scale
+from tlt_grpo.config import Config, Dtype, Route, Scale
 from tlt_grpo.errors import GrpoError
-from tlt_grpo.log import Line, Log
+from tlt_grpo.log import Line, Log, read
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -31,28 +32,47 @@ def train(
     updates: Annotated[int, typer.Option(help="Optimiser steps in a GRPO step.")] = 1,
     clip_low: Annotated[float, typer.Option(help="The ratio counts from 1 - this.")] = 0.2,
     clip_high: Annotated[float, typer.Option(help="The ratio counts to 1 + this.")] = 0.28,
+    truncate: Annotated[float, typer.Option(help="A token's importance weight counts to this.")] = 2.0,
     kl: Annotated[float | None, typer.Option(help="Weight of the KL from the start; 0 measures it only.")] = None,
+    all_responses: Annotated[bool, typer.Option(help="Learn from groups of equal rewards, too.")] = False,
     batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.")] = 8192,
+    head_rows: Annotated[int, typer.Option(help="Tokens whose logits are in memory at a time.")] = 2048,
+    checkpointing: Annotated[bool, typer.Option(help="Compute activations again, to save memory.")] = False,
+    publish: Annotated[Route, typer.Option(help="How the server gets the policy.")] = "disk",
+    checkpoint_every: Annotated[int, typer.Option(help="Steps from one state to the next.")] = 10,
+    resume: Annotated[bool, typer.Option(help="Go on from the state in --out.")] = False,
     held_out: Annotated[int, typer.Option(help="Held-out problems to answer first and last.")] = 0,
     device: Annotated[str, typer.Option(help="torch's name of it.")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Of the sums, and of what is published.")] = "float32",
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; bfloat16 on a GPU, else float32.")] = None,
     seed: Annotated[int, typer.Option(help="Of problems, and of how responses are shared out to updates.")] = 0,
 ) -> None:
     """Train a policy on the embedded task, with rollouts from a server."""
     config = Config(**{name: value for name, value in locals().items() if name in Config.__struct_fields__})
-    from tlt_grpo.train import train as run  # torch is imported once the settings are known to be good
+    _run(config, resume=resume)
 
-    with Log(out / "log.jsonl") as log, Client(url) as client:
 
-        def tell(line: Line) -> None:
-            log.write(line)
-            typer.echo(line)
+def _run(config: Config, *, resume: bool) -> None:
+    from tlt_grpo.shown import View, draw
+    from tlt_grpo.train import begin, go  # torch is imported once the settings are known to be good
 
-        try:
-            run(config, client, tell)
-        except KeyboardInterrupt:
-            typer.echo(f"tlt-grpo: stopped; {out} holds the policy of the last whole step, and the log", err=True)
-            raise typer.Exit(130) from None
+    log_file = config.out / "log.jsonl"
+    Log.require_place(log_file, resume=resume)
+    with Client(config.url) as client:
+        training, done = begin(config, client, resume=resume)
+        with Log(log_file, done if resume else None) as log, View(Console(), config.steps, done) as view:
+
+            def tell(line: Line) -> None:
+                log.write(line)
+                view.tell(line)
+
+            try:
+                last = go(training, done, tell)
+            except KeyboardInterrupt:
+                what = f"{config.out} holds the log, and what --resume goes on from, if any"
+                typer.echo(f"tlt-grpo: stopped; {what}", err=True)
+                raise typer.Exit(130) from None
+    draw(read(log_file), config.out / "run.png")
+    typer.echo(f"{last}: the policy; {config.out / 'run.png'}: the run")
 
 
 def main() -> None:

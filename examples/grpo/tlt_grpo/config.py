@@ -10,17 +10,18 @@ from tlt_grpo.errors import GrpoError
 
 Scale = Literal["std", "none"]
 Dtype = Literal["float32", "bfloat16"]
+Route = Literal["disk", "tensor", "broadcast"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Same settings, same problems in the same order; what a server samples is its own affair."""
+    """A run. Same settings, same problems in the same order, and the same seeds for what a server samples."""
 
     url: str
     """Of the rollout server."""
     model: str
     """The policy at the start: a folder, or a name on the Hugging Face hub. The server must serve the same shape."""
     out: Path
-    """Where the policy is published and the log is written. The server must see this folder under the same path."""
+    """For policy, log and state. By the route `disk` the server must see this folder under the same path."""
     steps: int = 10
     prompts: int = 8
     """Problems in a step."""
@@ -37,27 +38,45 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     clip_low: float = 0.2
     clip_high: float = 0.28
     """The ratio of new to old probability counts between 1 - clip_low and 1 + clip_high."""
+    truncate: float = 2.0
+    """The weight of a token that the server's numerics thought less likely than the trainer's, at most."""
     kl: float | None = None
     """Weight of the KL from the start, in nats per token; 0: only measure it; None: keep no copy of the start."""
+    all_responses: bool = False
+    """Learn from groups of equal rewards too, whose advantages are 0: for a step that always costs the same."""
     batch_tokens: int = 8192
-    """Tokens in one forward pass, padding included: what memory allows."""
+    """Tokens in one forward pass: what memory allows. Gradients of a step's passes add up to one update."""
+    head_rows: int = 2048
+    """Tokens whose logits are in memory at a time."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass: a third more time, and a fraction of the memory."""
+    publish: Route = "disk"
+    """`disk`: a checkpoint that the server reads. `tensor`: by memory of this machine, which server and trainer share:
+    of the GPU (CUDA IPC), or of the host. `broadcast`: over NCCL to a server on other GPUs; from a CPU over gloo."""
+    checkpoint_every: int = 10
+    """Steps from one state, that a run can be resumed from, to the next; the last step leaves one as well."""
     held_out: int = 0
     """Problems, kept out of training, that are answered once each before the first step and after the last."""
     device: str = "cpu"
-    dtype: Dtype = "float32"
-    """Of the sums, and of what is published; the weights that learn are kept in float32."""
+    dtype: Dtype | None = None
+    """Of weights that compute and are published; None: bfloat16 on a GPU, else float32. The optimiser's are float32."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts", "max_new_tokens", "updates", "batch_tokens"):
+        for name in ("steps", "prompts", "max_new_tokens", "updates", "batch_tokens", "head_rows", "checkpoint_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("group", self.group >= 2, "at least 2: an advantage compares the responses to one problem")
         self._require("held_out", self.held_out >= 0, "at least 0")
-        for name in ("temperature", "learning_rate", "clip_high"):
+        for name in ("temperature", "learning_rate", "clip_high", "truncate"):
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
         self._require("clip_low", 0 < self.clip_low < 1, "between 0 and 1")
         self._require("kl", self.kl is None or 0 <= self.kl < math.inf, "at least 0")
         self._require("updates", self.updates <= self.prompts * self.group, "at most the number of responses")
+
+    @property
+    def weights(self) -> Dtype:
+        """The dtype that was chosen."""
+        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:

@@ -1,14 +1,13 @@
 """What a run says of itself: a JSON object a line, flushed as it comes."""
 
 import statistics
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from tlt_grpo.errors import GrpoError
-from tlt_grpo.policy import Learnt
+from tlt_grpo.learning.policy import Learnt
 from tlt_grpo.rollouts import Rollouts, accept_length
 
 
@@ -37,11 +36,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
     tokens_per_s: float
     """Of the rollouts alone."""
     rollout_s: float
+    grade_s: float
     learn_s: float
     publish_s: float
+    keep_s: float
+    """To leave what the run can be resumed from."""
+    step_s: float
+    """From prompts to prompts: those phases, and what is between them."""
     failed_requests: int
     learnt: Learnt | None
     """None where every group's responses were equally good."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each response, group by group."""
 
     @classmethod
     def of(
@@ -51,11 +57,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
         rollouts: Rollouts,
         rewards: Sequence[float],
         learnt: Learnt | None,
-        clock: Sequence[float],
+        seconds: Mapping[str, float],
     ) -> "Step":
-        """`clock`: when the rollouts began, when they were complete, when it had learnt, when that was published."""
+        """`seconds`: by phase, and `whole`."""
         lengths = [each.completion_tokens for each in rollouts.all]
-        rollout_s, learn_s, publish_s = (end - begin for begin, end in pairwise(clock))
         return cls(
             step=number,
             weight_version=weight_version,
@@ -68,12 +73,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
             length_max=max(lengths),
             accept_length=accept_length(rollouts.all),
             tokens=sum(lengths),
-            tokens_per_s=sum(lengths) / rollout_s,
-            rollout_s=rollout_s,
-            learn_s=learn_s,
-            publish_s=publish_s,
+            tokens_per_s=sum(lengths) / seconds["rollout"],
+            **{f"{phase}_s": seconds[phase] for phase in ("rollout", "grade", "learn", "publish", "keep")},
+            step_s=seconds["whole"],
             failed_requests=rollouts.failed,
             learnt=learnt,
+            lengths=tuple(lengths),
         )
 
     def __str__(self) -> str:
@@ -101,19 +106,28 @@ Line = Step | HeldOut
 
 
 class Log:
-    """A new file.
+    """A new file; or, of a run that goes on, what was written up to the step that it goes on from.
 
     Raises:
         GrpoError: there is one already, or it cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, go_on_from: int | None = None) -> None:
+        self.require_place(path, resume=go_on_from is not None)
+        kept = (
+            [] if go_on_from is None or not path.exists() else [line for line in read(path) if line.step <= go_on_from]
+        )
+        self._path, self._file = path, path.open("wb", buffering=0)
+        for line in kept:
+            self.write(line)
+
+    @staticmethod
+    def require_place(path: Path, *, resume: bool = False) -> None:
+        """Raises GrpoError, as making one would: before what takes long."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("xb", buffering=0)
-        except FileExistsError as error:
-            raise GrpoError(f"{path}: a run was logged here; name another folder by --out") from error
+            if path.exists() and not resume:
+                raise GrpoError(f"{path}: a run was logged here; name another folder by --out, or go on by --resume")
         except OSError as error:
             raise GrpoError(f"{path}: {error.strerror}") from error
 

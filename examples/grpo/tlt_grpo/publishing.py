@@ -1,37 +1,76 @@
-"""The policy's way into the server: a checkpoint on a disk that both see."""
+"""The policy's way into the server, by one of tlt-client's routes."""
 
 import shutil
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from tlt_client import Client
+from tlt_client.weights.group import WeightsUpdateGroup
 
-from tlt_grpo.policy import Policy
+from tlt_grpo.config import Route
+from tlt_grpo.learning.policy import Policy
 
 
 class Publisher:
-    """Puts each version of the policy in force; the last one stays on disk, as the result of the run.
+    """Puts each version of the policy in force. No request of ours may be running.
 
-    `out` may be on another disk than the server's only if the server sees it under the same path.
+    By `disk` the last one stays there; `out` may be on another disk than the server's only if the server sees it under
+    the same path.
     """
 
-    def __init__(self, client: Client, out: Path) -> None:
+    def __init__(self, client: Client, out: Path, route: Route = "disk") -> None:
         self._client, self._out = client, out.absolute()
+        self._group: WeightsUpdateGroup | None = None
+        self._send = {"disk": self._by_disk, "tensor": self._by_tensor, "broadcast": self._by_broadcast}[route]
         self.weight_version = ""
         """Of what is in force."""
         self.folder: Path | None = None
-        """What is in force, on disk."""
+        """Of the last checkpoint."""
 
-    def publish(self, policy: Policy, weight_version: str) -> float:
-        """Returns once the server samples from it; the seconds that it took. No request of ours may be running."""
-        begin, before = time.monotonic(), self.folder
-        self.folder, self.weight_version = self._out / f"policy-{weight_version}", weight_version
-        policy.save(self.folder)
-        self.again()
-        if before is not None:
-            shutil.rmtree(before)
-        return time.monotonic() - begin
+    def publish(self, policy: Policy, weight_version: str) -> None:
+        """Returns once the server samples from it."""
+        self.weight_version = weight_version
+        self._send(policy)
 
-    def again(self) -> None:
-        """Sends the last one once more, to a server that was restarted meanwhile."""
-        self._client.update_weights_from_disk(str(self.folder), self.weight_version)
+    def again(self, policy: Policy) -> None:
+        """Sends what is in force once more, to a server that was restarted meanwhile."""
+        self._group = None  # the server's end of it is gone
+        self._send(policy)
+
+    def save(self, policy: Policy) -> Path:
+        """A checkpoint of what is in force, in place of the one before."""
+        before, folder = self.folder, self._out / f"policy-{self.weight_version}"
+        if before != folder:
+            policy.save(folder)
+            self.folder = folder
+            if before is not None:
+                shutil.rmtree(before)
+        return folder
+
+    def close(self) -> None:
+        """Leaves what it has joined."""
+        if self._group is not None:
+            self._client.destroy_weights_update_group(self._group)
+            self._group = None
+
+    def _by_disk(self, policy: Policy) -> None:
+        self._client.update_weights_from_disk(str(self.save(policy)), self.weight_version)
+
+    def _by_tensor(self, policy: Policy) -> None:
+        self._whole(lambda: self._client.update_weights_from_tensor(policy.weights(), self.weight_version))
+
+    def _by_broadcast(self, policy: Policy) -> None:
+        if self._group is None:
+            on_gpu = next(iter(policy.weights().values())).is_cuda
+            if on_gpu:
+                torch.cuda.set_device(next(iter(policy.weights().values())).device)
+            self._group = self._client.init_weights_update_group(backend="nccl" if on_gpu else "gloo")
+        group = self._group
+        self._whole(lambda: self._client.update_weights_from_distributed(group, policy.weights(), self.weight_version))
+
+    def _whole(self, send: Callable[[], None]) -> None:
+        """Buckets that are one publication, whose end says whether the target is whole."""
+        self._client.begin_weight_update()
+        send()  # where it fails the next one that begins takes its place
+        self._client.end_weight_update()

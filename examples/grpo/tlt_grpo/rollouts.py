@@ -18,8 +18,11 @@ class Rollouts(NamedTuple):
     """Requests that were answered by nothing, or by a part, and were sent again."""
 
 
-def sampling(temperature: float, max_new_tokens: int) -> SamplingParams:
-    """The policy's own law: nothing cut off it by the model's generation config, or its logprobs would be another's."""
+def sampling(temperature: float, max_new_tokens: int, seed: int | None = None) -> SamplingParams:
+    """The policy's own law: nothing cut off it by the model's generation config, or its logprobs would be another's.
+
+    seed: of a response; None: the server draws one.
+    """
     return SamplingParams(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
@@ -27,13 +30,14 @@ def sampling(temperature: float, max_new_tokens: int) -> SamplingParams:
         top_k=-1,
         min_p=0.0,
         repetition_penalty=1.0,
+        sampling_seed=seed,
     )
 
 
 def roll_out(
-    client: Client, prompts: Sequence[tuple[int, ...]], params: SamplingParams, weight_version: str
+    client: Client, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams], weight_version: str
 ) -> Rollouts:
-    """One response for each prompt, with logprobs, all of them by the weights of that name.
+    """One response for each prompt, by its parameters, with logprobs, all of them by the weights of that name.
 
     Raises:
         tlt_client.errors.VersionConflict: these weights are not in force: the server was restarted, say.
@@ -44,7 +48,7 @@ def roll_out(
     while missing := [i for i in range(len(prompts)) if i not in done]:
         try:
             answered = client.generate_batch(
-                [prompts[i] for i in missing], params, logprobs=True, version=weight_version
+                [prompts[i] for i in missing], [params[i] for i in missing], logprobs=True, version=weight_version
             )
             finished = dict(enumerate(answered))
         except RequestUnserved as error:

@@ -15,8 +15,8 @@ from tlt_server.engine.features.pinned import PinnedBatch, PinnedMemory, Rows, S
 from tlt_server.engine.features.sender import Sender, merged
 from tlt_server.process import free_port
 from tlt_server.wire.features import FeatureBatch, FeatureHeader
+from tlt_server.wire.features import Rows as Described
 from tlt_server.wire.messages import ModelIdentity
-from tlt_server.wire.messages import Rows as Described
 from tlt_server.wire.sockets import Inlet, Outlet
 
 WIDTH = 3

@@ -81,6 +81,7 @@ class PlainSteps:
             ),
             accept_lens=self._one_each[:bs],
             new_seq_lens=new_seq_lens,
+            routed_experts_output=output.routed_experts_output,
             extra_keep_alive_refs=[forward_batch],
         )
 

@@ -16,6 +16,7 @@ from tlt_server.config import Arm, ServerConfig, arms_of
 from tlt_server.engine.decode.arms import Arms
 from tlt_server.engine.decode.missed import PASSES
 from tlt_server.engine.decode.plain import PlainSteps
+from tlt_server.engine.decode.routed import routed_experts
 from tlt_server.engine.decode.timing import pass_timings, tell, timings
 from tlt_server.engine.decode.verify import prepare_prefill
 from tlt_server.engine.features.tap import Tap, tap_of
@@ -63,6 +64,7 @@ class EagleWorker(EAGLEWorkerV2):
         """After this upstream captures the target's graphs, for which each arm has its own."""
         super().init_attention_backends()
         self.all_arms = arms_of(self.server_args)
+        self._routed = routed_experts(self)
         self._draft_worker.widest = self.topk
         self._draft_worker.add_noise()
         config = ServerConfig.from_environment()
@@ -143,6 +145,8 @@ class EagleWorker(EAGLEWorkerV2):
 
     def verify(self, batch: Any, grammar_barrier: Callable[..., None] | None = None) -> GenerationBatchResult:
         result = super().verify(batch, grammar_barrier)
+        if self._routed:
+            self._routed.follow(result)
         self._penalties.count(batch, result.next_token_ids, result.accept_lens)
         if self.tap and not batch.forward_mode.is_idle():
             self.tap.take_step(batch.reqs, result, most=self._draft_worker.rows)

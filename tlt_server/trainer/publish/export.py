@@ -1,16 +1,11 @@
-"""Drafters for engines that know nothing of us: releases of SGLang and vLLM load the folders as they are.
+"""A trainer's drafter for engines that know nothing of us: as drafter/export.py writes it."""
 
-| drafter | SGLang | vLLM                                                                            |
-|---------|--------|---------------------------------------------------------------------------------|
-| EAGLE   | loads  | cannot: its class has no bias in `fc`, and another name in config.json          |
-| EAGLE-3 | loads  | loads, by its source: a layer that the drafter reads counts by its input there, |
-|         |        | one higher, under a key of its own. No test of ours runs it                     |
-"""
-
-from dataclasses import replace
 from pathlib import Path
 
-from tlt_server.drafter.published import AUX_LAYERS
+from tlt_server.config import DrafterForm
+from tlt_server.drafter import export as forms
+from tlt_server.drafter.card import Measured
+from tlt_server.drafter.export import Exported
 from tlt_server.errors import ConfigError
 from tlt_server.trainer import checkpoint
 from tlt_server.trainer.learn.loop import AVERAGE
@@ -19,11 +14,19 @@ from tlt_server.trainer.publish.folder import Drafter, load_drafter
 from tlt_server.trainer.publish.published import Published, metadata
 
 
-def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, str]:
+def export(
+    folder: Path,
+    out: Path,
+    *,
+    checkpointed: bool = False,
+    form: DrafterForm = DrafterForm.SGLANG,
+    target: str | None = None,
+    measured: Measured | None = None,
+) -> dict[str, str]:
     """Writes the drafter that a trainer published last, or that of its last checkpoint, averaged, to a new folder.
 
-    Returns the file's metadata: target, trained_on (target version), steps, tokens, revision; version if published.
-    Raises ConfigError: there is none, or `out` exists.
+    Returns what is known of its weights: target, trained_on (target version), steps, tokens, revision; version,
+    temperature and accepted if published. Raises as `drafter.export.export`; ConfigError: there is none.
     """
     if checkpointed:
         if (saved := checkpoint.newest(folder / "checkpoints")) is None:
@@ -36,8 +39,6 @@ def export(folder: Path, out: Path, *, checkpointed: bool = False) -> dict[str, 
         drafter, provenance = load_drafter(edition.folder), metadata(edition.folder)
     else:
         raise ConfigError(f"{folder}: no drafter was published here yet. --checkpoint takes the one in training")
-    config = dict(drafter.config)
-    if layers := (config.get("eagle_config") or {}).get(AUX_LAYERS):
-        config[AUX_LAYERS] = [layer + 1 for layer in layers]  # vLLM's count; SGLang reads its own in eagle_config
-    replace(drafter, config=config).export(out, provenance)
+    exported = Exported(drafter.config, drafter.weights(), {"trained": "yes", **provenance})
+    forms.export(exported, form, out, target, measured)
     return provenance

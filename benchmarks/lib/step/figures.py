@@ -1,0 +1,160 @@
+"""What runs of one seed say, as figures of that seed; and of all seeds together, what is claimed."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median, stdev
+
+from torch import Tensor
+
+from benchmarks.lib.step.plan import AGAIN, COMPARED_STEPS, FROZEN, MUTED, OFF, ONLINE, PLAIN, Plan
+from benchmarks.lib.step.policy import Learner, divergence, laws
+from benchmarks.lib.step.replay import ACCEPT_LENGTHS, Replay
+from benchmarks.lib.step.running import REST, ROLLED_OUT, Compared, Run, Taken
+from tlt_server.results import Figures
+
+PHASES = ("rollout", "grade", "learn", "publish")
+_STEP = re.compile(r"step_sum_s_([a-z]+)_(\w+)_seed_(\d+)")
+
+
+def of_run(run: Run, plan: Plan, learner: Learner, end: str) -> Figures:
+    """Medians over the counted steps of an arm; rewards and times of all of them. end: batch and seed, in the names."""
+    counted = run.steps[min(plan.uncounted, len(run.steps) - 1) :]
+    name, steps = f"{run.arm}_{end}", [taken.step for taken in counted]
+    figures: Figures = {f"{phase}_s_{name}": median(getattr(step, f"{phase}_s") for step in steps) for phase in PHASES}
+    whole = [taken.whole_s for taken in counted]
+    figures |= {f"step_s_{name}": median(whole), f"step_sum_s_{name}": sum(whole), f"counted_steps_{name}": len(whole)}
+    figures |= {f"step_min_s_{name}": min(whole), f"step_max_s_{name}": max(whole)}
+    figures[f"rollout_share_{name}"] = sum(step.rollout_s for step in steps) / sum(whole)
+    figures[f"bubble_{name}"] = 1 - sum(sum(getattr(step, f"{phase}_s") for phase in PHASES) for step in steps) / sum(
+        whole
+    )
+    figures[f"tokens_per_s_{name}"] = sum(step.tokens for step in steps) / sum(step.rollout_s for step in steps)
+    figures[f"tokens_{name}"] = sum(step.tokens for step in steps)
+    figures[f"accept_length_{name}"] = fmean(step.accept_length or 1.0 for step in steps)
+    for number, taken in enumerate(run.steps, 1):
+        figures |= {f"reward_{name}_step_{number}": taken.step.reward, f"whole_s_{name}_step_{number}": taken.whole_s}
+    return figures | _learning(counted, learner, name) | _training(counted, name)
+
+
+def _learning(counted: Sequence[Taken], learner: Learner, name: str) -> Figures:
+    """What the update took, at which rate, and what the self-checks found."""
+    learnt = [(taken.step.learnt, taken.check_s) for taken in counted if taken.step.learnt is not None]
+    if not learnt:
+        return {}
+    operations = 6 * learner.multiplied * sum(each.tokens for each, _ in learnt)
+    figures: Figures = {
+        f"passes_s_{name}": median(each.passes_s - check_s for each, check_s in learnt),
+        f"check_s_{name}": median(check_s for _, check_s in learnt),
+        f"optimiser_s_{name}": median(each.optimiser_s for each, _ in learnt),
+        f"update_tflops_{name}": operations / sum(each.passes_s - check_s for each, check_s in learnt) / 1e12,
+        f"mismatch_{name}": median(each.mismatch for each, _ in learnt),
+    }
+    if cosines := [cosine for taken in counted for cosine in taken.cosines]:
+        figures[f"cosine_min_{name}"] = min(cosines)
+    return figures
+
+
+def _training(counted: Sequence[Taken], name: str) -> Figures:
+    """Where the drafter's packs ran, which drafters were in force, and what was used of the card."""
+    figures: Figures = {
+        f"packs_rollout_{name}": sum(taken.packs[ROLLED_OUT] for taken in counted),
+        f"packs_rest_{name}": sum(taken.packs[REST] for taken in counted),
+        f"drafters_{name}": len({version for taken in counted for version in taken.step.drafter_versions}),
+    }
+    if used := max(taken.used_gb for taken in counted):
+        figures[f"used_gb_{name}"] = used
+    return figures
+
+
+def requests(runs: Mapping[str, Run]) -> Figures:
+    """Of all steps."""
+    steps = [taken.step for run in runs.values() for taken in run.steps]
+    failed = sum(step.failed_requests for step in steps)
+    return {"requests": sum(step.responses for step in steps) + failed, "failed_requests": failed}
+
+
+def compared(
+    arms: Mapping[str, Compared], off: Compared, learner: Learner, sequences: Sequence[tuple[int, ...]], end: str
+) -> Figures:
+    """Arms against `off`: responses of the first step that differ, and the policies' divergence after some steps."""
+    figures: Figures = {}
+
+    def found(arm: Compared, number: int) -> list[Tensor]:
+        learner.small.load_state_dict(arm.policies[number], strict=False)
+        return laws(learner.small, sequences)
+
+    base = {number: found(off, number) for number in COMPARED_STEPS if number in off.policies}
+    for name, arm in arms.items():
+        if name != AGAIN:
+            differing = sum(one != other for one, other in zip(arm.texts, off.texts, strict=True))
+            figures[f"first_step_differing_{name}_{end}"] = differing
+        for number in base.keys() & arm.policies.keys():
+            figures[f"divergence_{name}_{end}_step_{number}"] = divergence(found(arm, number), base[number])
+    return figures
+
+
+def replayed(replay: Replay, plan: Plan, end: str) -> Figures:
+    """Steps that nobody took, and how well those are told that somebody did."""
+    figures: Figures = {f"replay_ratio_{arm}_{end}": ratio for arm, ratio in replay.ratios.items()}
+    for prompts in plan.replayed:
+        name = f"replayed_{prompts}x{plan.group}_from_{end}"
+        times = {arm: replay.steps(arm, prompts, plan.group) for arm in replay.ratios}
+        figures |= {f"step_s_{arm}_{name}": median(each) for arm, each in times.items()}
+        if FROZEN in times:
+            figures[f"step_speedup_{name}"] = sum(times[OFF]) / sum(times[FROZEN])
+    for accept_length in ACCEPT_LENGTHS:
+        figures[f"step_speedup_accept_{accept_length}_{end}"] = replay.speedup_at(accept_length)
+    return figures
+
+
+def summary(figures: Figures) -> Figures:
+    """Over all seeds that are there: the median of their speed-ups, and the worst of what must be small or large."""
+    sums: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for name, value in figures.items():
+        if match := _STEP.fullmatch(name):
+            arm, what, seed = match.groups()
+            counted = figures[name.replace("step_sum_s", "counted_steps")]
+            sums[what][arm][seed] = value / counted
+    made: Figures = {}
+    for what, arms in sums.items():
+        made |= _ratios("step_speedup", what, arms, OFF, FROZEN)
+        made |= _ratios("step_speedup_static", what, arms, OFF, "static")
+        made |= _ratios("step_speedup_online", what, arms, OFF, ONLINE)
+        made |= _ratios("muted_over_frozen", what, arms, MUTED, FROZEN)
+        made |= _ratios("off_ratio_to_plain", what, arms, PLAIN, OFF)
+        made |= _rewards(figures, what)
+        if what.endswith("_change"):
+            made |= _ratios("online_over_frozen_after_change", what.removesuffix("_change"), arms, FROZEN, ONLINE)
+    shares = [value for name, value in figures.items() if name.startswith("bubble_") and name != "bubble_max"]
+    rates = [value for name, value in figures.items() if re.match(r"update_tflops_[a-z]+_", name)]
+    made |= {"bubble_max": max(shares)} if shares else {}
+    made |= {"update_tflops": median(rates)} if rates else {}
+    return made
+
+
+def _ratios(name: str, what: str, arms: Mapping[str, Mapping[str, float]], above: str, below: str) -> Figures:
+    """By seed, of the mean step; seeds that have both arms."""
+    over = [arms[above][seed] / arms[below][seed] for seed in arms.get(above, {}) if seed in arms.get(below, {})]
+    if not over:
+        return {}
+    return {f"{name}_{what}": median(over), f"{name}_min_{what}": min(over), f"{name}_max_{what}": max(over)}
+
+
+def _rewards(figures: Figures, what: str) -> Figures:
+    """The mean difference of an arm's reward to that of `off`, step by step on the same problems, in standard errors;
+    the largest of all arms."""
+    gaps = {}
+    for arm in (FROZEN, ONLINE, MUTED, "static"):
+        pairs = list(_pairs(figures, arm, what))
+        if len(pairs) > 1 and (error := stdev(pairs) / len(pairs) ** 0.5):
+            gaps[f"reward_gap_in_errors_{arm}_{what}"] = fmean(pairs) / error
+    worst = {f"reward_gap_in_errors_{what}": max(abs(value) for value in gaps.values())} if gaps else {}
+    return gaps | worst
+
+
+def _pairs(figures: Figures, arm: str, what: str) -> Iterator[float]:
+    form = re.compile(rf"reward_{arm}_({re.escape(what)}_seed_\d+_step_\d+)")
+    for name, value in figures.items():
+        if (match := form.fullmatch(name)) and (other := figures.get(f"reward_{OFF}_{match[1]}")) is not None:
+            yield value - other

@@ -1,0 +1,1 @@
+"""What one step does to the policy. Begin with `policy.py`."""
