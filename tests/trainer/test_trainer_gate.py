@@ -159,13 +159,6 @@ def test_what_is_judged_is_told_by_request() -> None:
     )
 
 
-def test_positions_add_up_to_the_accept_length_and_never_rise() -> None:
-    sums = by_request(embedded("eagle"), frozen(), pack(rollouts("eagle")[:6], 1024, torch.device("cpu")), 3)
-    reached = by_position(sums)
-    assert 1 + sum(reached) == pytest.approx(mean(sums))
-    assert 1 > reached[0] > reached[1] > reached[2] > 0.5
-
-
 def test_a_gain_that_is_sure_is_seldom_none() -> None:
     """Of two drafters that are equally good, on requests that they find more or less hard than the other does."""
     draw, sure = Random(5), 0
