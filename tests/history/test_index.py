@@ -16,7 +16,7 @@ from tlt_server.history.reference import PlainIndex
 
 Make = Callable[[int], History]
 both = pytest.mark.parametrize("make", [PlainIndex, CompiledIndex])
-ROOMY = 1 << 18
+ROOMY = 1 << 22
 """Buckets, of which hardly two contexts share one: the plain index has none."""
 PROMPT = tail_of(range(100, 120))
 

@@ -93,7 +93,7 @@ void index_stamp(Index *x, const uint32_t *slots, int n, uint32_t version) {
 
 // Buckets of the contexts that end before `end`, one for each length.
 static void hash(const Index *x, uint64_t prompt, const int32_t *end, uint32_t *buckets) {
-    uint64_t mixed = prompt ^ 0x9E3779B97F4A7C15u;
+    uint64_t mixed = (prompt + 1) * 0x9E3779B97F4A7C15u;
     int read = 0;
     for (int l = LENGTHS - 1; l >= 0; l--) {
         while (read < LENGTH[l]) {
