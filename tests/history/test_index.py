@@ -1,6 +1,8 @@
 """The index: what it drafts, that it forgets in order, and that both forms are one."""
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,6 +238,11 @@ def test_c_is_given_what_it_takes() -> None:
 def test_memory_that_is_not_there_is_said() -> None:
     with pytest.raises(ConfigError, match="not as much memory; take fewer"):
         CompiledIndex(2**36)
+
+
+def test_c_compiles_without_a_warning(tmp_path: Path) -> None:
+    strict = [*compiled.COMPILE, "-Wall", "-Wextra", "-Werror", "-o", tmp_path / "x.so", compiled.SOURCE]
+    subprocess.run(strict, check=True)
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,33 +8,29 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tlt_server.errors import ConfigError
 from tlt_server.history.index import LEAST, PAGE, TAIL, VOTES, Drafts, History, Ints, no_drafts
 from tlt_server.history.reference import PlainIndex
 
 SOURCE = Path(__file__).with_name("index.c")
-COMPILE = ("cc", "-O3", "-shared", "-fPIC", "-std=c11", "-Wall", "-Wextra", "-Werror")
-_DRAFTS: Any = POINTER(c_int32), POINTER(c_float), POINTER(c_int32), POINTER(c_int32), POINTER(c_uint32)
-"""Of `Drafts`, in its order."""
+COMPILE = ("cc", "-O3", "-shared", "-fPIC", "-std=c11")
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "index_new": (c_void_p, [c_uint32, c_uint32]),
     "index_free": (None, [c_void_p]),
     "index_tokens": (c_int64, [c_void_p]),
     "index_bytes": (c_int64, [c_void_p]),
-    "index_begin": (c_int, [c_void_p, c_uint32, c_uint64, c_uint32, POINTER(c_int32)]),
-    "index_stamp": (None, [c_void_p, POINTER(c_uint32), c_int, c_uint32]),
-    "index_add": (None, [c_void_p, POINTER(c_uint32), POINTER(c_int32), c_int, POINTER(c_int32)]),
-    "index_draft": (
-        None,
-        [c_void_p, POINTER(c_uint32), c_int, c_int, c_int, c_float, *_DRAFTS],
-    ),
+    "index_begin": (c_int, [c_void_p, c_uint32, c_uint64, c_uint32, c_void_p]),
+    "index_stamp": (None, [c_void_p, c_void_p, c_int, c_uint32]),
+    "index_add": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p]),
+    "index_draft": (None, [c_void_p, c_void_p, c_int, c_int, c_int, c_float, *[c_void_p] * len(Drafts._fields)]),
 }
 
 
@@ -84,21 +80,24 @@ class CompiledIndex:
             self._c.index_free(self._index)
 
     def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
-        if self._c.index_begin(self._index, response, prompt, version, _of(tail, TAIL)):
+        _require(tail, TAIL)
+        if self._c.index_begin(self._index, response, prompt, version, tail.ctypes.data):
             raise MemoryError(f"response {response} of a history")
         self._begun.add(response)
 
     def stamp(self, responses: Sequence[int], version: int) -> None:
-        self._c.index_stamp(self._index, self._numbers(responses), len(responses), version)
+        self._c.index_stamp(self._index, self._numbers(responses).ctypes.data, len(responses), version)
 
     def add(self, responses: Sequence[int], counts: Sequence[int], tokens: Ints) -> None:
-        numbers, each = self._numbers(responses), np.asarray(counts, np.int32)
-        self._c.index_add(self._index, numbers, _of(each, len(responses)), len(responses), _of(tokens, int(each.sum())))
+        numbers, each = self._numbers(responses), np.array(counts, np.int32)
+        _require(each, len(numbers))
+        _require(tokens, int(each.sum()))
+        self._c.index_add(self._index, numbers.ctypes.data, each.ctypes.data, len(numbers), tokens.ctypes.data)
 
     def draft(self, responses: Sequence[int], most: int) -> Drafts:
         drafts = no_drafts(len(responses), most)
-        places: Any = (values.ctypes.data_as(kind) for values, kind in zip(drafts, _DRAFTS, strict=True))
-        self._c.index_draft(self._index, self._numbers(responses), len(responses), most, VOTES, LEAST, *places)
+        numbers, places = self._numbers(responses), (values.ctypes.data for values in drafts)
+        self._c.index_draft(self._index, numbers.ctypes.data, len(numbers), most, VOTES, LEAST, *places)
         return drafts
 
     @property
@@ -109,14 +108,13 @@ class CompiledIndex:
     def bytes(self) -> int:
         return int(self._c.index_bytes(self._index))
 
-    def _numbers(self, responses: Sequence[int]) -> Any:
+    def _numbers(self, responses: Sequence[int]) -> NDArray[np.uint32]:
         """As C takes them: it checks nothing."""
         if not self._begun.issuperset(responses):
             raise KeyError(sorted(set(responses) - self._begun)[0])
-        return np.asarray(responses, np.uint32).ctypes.data_as(POINTER(c_uint32))
+        return np.array(responses, np.uint32)
 
 
-def _of(values: Ints, length: int) -> Any:
+def _require(values: Ints, length: int) -> None:
     if values.dtype != np.int32 or values.shape != (length,) or not values.flags.c_contiguous:
         raise ValueError(f"{values.dtype} {values.shape}, where int32 ({length},) is wanted, in one piece")
-    return values.ctypes.data_as(POINTER(c_int32))

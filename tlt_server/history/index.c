@@ -34,6 +34,7 @@ typedef struct {
     uint64_t prompt;
     uint32_t page, made, version;  // made 0: it has no page yet
     int32_t tail[TAIL];
+    uint32_t buckets[LENGTHS];  // of the tail
 } Response;
 
 typedef struct {
@@ -72,6 +73,19 @@ int64_t index_bytes(const Index *x) {
            (int64_t)x->most * sizeof(Response);
 }
 
+// Buckets of the contexts that end before `end`, one for each length.
+static void hash(const Index *x, uint64_t prompt, const int32_t *end, uint32_t *buckets) {
+    uint64_t mixed = (prompt + 1) * 0x9E3779B97F4A7C15u;
+    int read = 0;
+    for (int l = LENGTHS - 1; l >= 0; l--) {
+        while (read < LENGTH[l]) {
+            mixed = (mixed ^ (uint32_t)end[-++read]) * 0xD6E8FEB86659FD93u;
+            mixed ^= mixed >> 32;
+        }
+        buckets[l] = (uint32_t)mixed & x->mask;
+    }
+}
+
 // -1: there is not as much memory.
 int index_begin(Index *x, uint32_t slot, uint64_t prompt, uint32_t version, const int32_t *tail) {
     if (slot >= x->most) {
@@ -84,24 +98,12 @@ int index_begin(Index *x, uint32_t slot, uint64_t prompt, uint32_t version, cons
     Response *r = x->responses + slot;
     *r = (Response){.prompt = prompt, .version = version};
     memcpy(r->tail, tail, sizeof r->tail);
+    hash(x, prompt, r->tail + TAIL, r->buckets);
     return 0;
 }
 
 void index_stamp(Index *x, const uint32_t *slots, int n, uint32_t version) {
     for (int i = 0; i < n; i++) x->responses[slots[i]].version = version;
-}
-
-// Buckets of the contexts that end before `end`, one for each length.
-static void hash(const Index *x, uint64_t prompt, const int32_t *end, uint32_t *buckets) {
-    uint64_t mixed = (prompt + 1) * 0x9E3779B97F4A7C15u;
-    int read = 0;
-    for (int l = LENGTHS - 1; l >= 0; l--) {
-        while (read < LENGTH[l]) {
-            mixed = (mixed ^ (uint32_t)end[-++read]) * 0xD6E8FEB86659FD93u;
-            mixed ^= mixed >> 32;
-        }
-        buckets[l] = (uint32_t)mixed & x->mask;
-    }
 }
 
 static void clear(Index *x, uint32_t page) {
@@ -134,13 +136,13 @@ static void add(Index *x, Response *r, int32_t token) {
     const Page *now = x->pages + r->page;
     if (!r->made || now->made != r->made || now->used == PAGE || now->version != r->version) turn(x, r);
     Page *p = x->pages + r->page;
-    uint32_t at = p->used++, buckets[LENGTHS];
+    uint32_t at = p->used++;
     p->tokens[TAIL + at] = token;
     memmove(r->tail, r->tail + 1, sizeof r->tail - sizeof *r->tail);
     r->tail[TAIL - 1] = token;
-    hash(x, r->prompt, p->tokens + TAIL + at + 1, buckets);
+    hash(x, r->prompt, r->tail + TAIL, r->buckets);
     for (int l = 0; l < LENGTHS; l++) {
-        uint32_t *head = x->heads[l] + buckets[l];
+        uint32_t *head = x->heads[l] + r->buckets[l];
         p->places[at].before[l] = *head;
         *head = r->page * PAGE + at + 1;
     }
@@ -164,18 +166,27 @@ static int32_t token(const Index *x, uint32_t place) {
     return x->pages[(place - 1) / PAGE].tokens[TAIL + (place - 1) % PAGE];
 }
 
+// Has what is read of a place on its way from memory.
+static void call(const Index *x, uint32_t place) {
+    const Page *p = x->pages + (place - 1) / PAGE;
+    uint32_t at = (place - 1) % PAGE;
+    __builtin_prefetch(p);
+    __builtin_prefetch(p->tokens + TAIL + at);
+    __builtin_prefetch(p->places + at);
+}
+
 // Places after the newest occurrences of the response's last LENGTH[l] tokens; returns how many.
-static int find(const Index *x, const Response *r, int l, uint32_t bucket, int votes, uint32_t *found) {
+static int find(const Index *x, const Response *r, int l, int votes, uint32_t *found) {
     int some = 0, length = LENGTH[l];
-    uint32_t place = x->heads[l][bucket];
+    uint32_t place = x->heads[l][r->buckets[l]];
     for (int visited = 0; place && some < votes && visited < VISITED; visited++) {
         const Page *p = x->pages + (place - 1) / PAGE;
-        uint32_t at = (place - 1) % PAGE;
+        uint32_t at = (place - 1) % PAGE, before = p->places[at].before[l];
+        if (before) call(x, before);
         if (p->prompt == r->prompt &&
             !memcmp(p->tokens + TAIL + at + 1 - length, r->tail + TAIL - length, length * sizeof(int32_t)) &&
             (found[some] = after(x, place)))
             some++;
-        uint32_t before = p->places[at].before[l];
         place = before && x->pages[(before - 1) / PAGE].made <= p->places[at].made ? before : 0;
     }
     return some;
@@ -183,10 +194,15 @@ static int find(const Index *x, const Response *r, int l, uint32_t bucket, int v
 
 // The token that most of `live` agree on, the newest of several; those places are moved to the front, and counted.
 static int agree(const Index *x, uint32_t *live, int some, int32_t *best) {
-    int most = 0;
+    int most = 0, alike = 0;
     int32_t said[64];
-    for (int i = 0; i < some; i++) said[i] = token(x, live[i]);
+    *best = token(x, live[0]);
     for (int i = 0; i < some; i++) {
+        said[i] = token(x, live[i]);
+        alike += said[i] == *best;
+    }
+    if (alike == some) return some;
+    for (int i = 0; i + most < some; i++) {
         int same = 0;
         for (int j = i; j < some; j++) same += said[j] == said[i];
         if (same > most) most = same, *best = said[i];
@@ -196,14 +212,25 @@ static int agree(const Index *x, uint32_t *live, int some, int32_t *best) {
     return most;
 }
 
+// Memory is waited for once for all requests, not by each in its turn.
+static void call_all(const Index *x, const uint32_t *slots, int n) {
+    for (int i = 0; i < n; i++)
+        for (int l = 0; l < LENGTHS; l++) __builtin_prefetch(x->heads[l] + x->responses[slots[i]].buckets[l]);
+    for (int i = 0; i < n; i++)
+        for (int l = 0; l < LENGTHS; l++) {
+            uint32_t place = x->heads[l][x->responses[slots[i]].buckets[l]];
+            if (place) call(x, place);
+        }
+}
+
 void index_draft(const Index *x, const uint32_t *slots, int n, int most, int votes, float least, int32_t *tokens,
                  float *chances, int32_t *lengths, int32_t *matched, uint32_t *versions) {
+    call_all(x, slots, n);
     for (int i = 0; i < n; i++) {
         const Response *r = x->responses + slots[i];
-        uint32_t buckets[LENGTHS], live[64];
+        uint32_t live[64];
         int some = 0, l = 0, drafted = 0;
-        hash(x, r->prompt, r->tail + TAIL, buckets);
-        while (l < LENGTHS && !(some = find(x, r, l, buckets[l], votes, live))) l++;
+        while (l < LENGTHS && !(some = find(x, r, l, votes, live))) l++;
         matched[i] = some ? LENGTH[l] : 0;
         versions[i] = some ? x->pages[(live[0] - 1) / PAGE].version : 0;
         float chance = 1;
