@@ -19,7 +19,7 @@ SOURCES = [*MODULES, *(path for root in ("clients", "examples") for path in sort
 FLOORS = (
     {"errors", "files", "__init__"},
     {"config", "metrics", "results", "support", "preflight", "process", "keys"},
-    {"wire", "drafter", "strategy", "watch"},
+    {"wire", "drafter", "strategy", "watch", "history"},
     {"fork", "engine", "link", "trainer"},
     {"demo", "fleet"},
     {"bench"},

@@ -86,7 +86,7 @@ def positive(text: str) -> int:
 
 def parser(name: str, description: str | None, *, compares: bool = True) -> argparse.ArgumentParser:
     """The flags that every table's command has; `compares` adds those of one that measures sides in rounds."""
-    parser, gpu = _parser(name, description), has_gpu()
+    parser, gpu = parser_of_one(name, description), has_gpu()
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keeps the servers' logs")
     parser.add_argument(
         "--shape", default="qwen2.5-7b" if gpu else CPU_SHAPE, help=f"one of {', '.join((EMBEDDED, *shapes.SHAPES))}"
@@ -111,12 +111,12 @@ def parser(name: str, description: str | None, *, compares: bool = True) -> argp
 
 def parser_of_seeds(name: str, description: str | None) -> argparse.ArgumentParser:
     """The flags of a benchmark that is run once for each seed."""
-    parser = _parser(name, description)
+    parser = parser_of_one(name, description)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     return parser
 
 
-def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
+def parser_of_one(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}", description=description, formatter_class=argparse.RawTextHelpFormatter
     )

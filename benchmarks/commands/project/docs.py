@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.commands.learning import long as bench_long
 from benchmarks.commands.learning import losses as bench_losses
-from benchmarks.commands.speed import capture, graphs, switching
+from benchmarks.commands.speed import capture, graphs, history, switching
 from benchmarks.commands.speed import drain as bench_drain
 from benchmarks.commands.speed import strategy as bench_strategy
 from benchmarks.lib import tables
@@ -49,6 +49,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
+    "history_cpu": (history.shown, ["history.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),

@@ -1,0 +1,88 @@
+"""Where a prompt's responses said what a response says now, and how they went on.
+
+Both forms do the same, to the bit: `CompiledIndex`, and `PlainIndex` for machines without a compiler and to hold the
+other against. Neither draws, nor asks for the time: ranks that are told the same have the same.
+
+A response's next tokens are looked for by its last 16 tokens, else 8, 4 or 2 (`LENGTHS`), among what was said to the
+same prompt. The newest `VOTES` places vote, token by token, and who is outvoted is silent from there on.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+LENGTHS = (16, 8, 4, 2)
+TAIL = LENGTHS[0]
+PAGE = 32
+"""Tokens that are forgotten together, all of one response."""
+VOTES = 16
+LEAST = 0.1
+"""Of `Drafts.chances`, at which a draft ends."""
+NOTHING = -1
+"""Stands before the first token of a prompt that has fewer than `TAIL`."""
+
+Ints = NDArray[np.int32]
+
+
+class Drafts(NamedTuple):
+    """What n responses may say next.
+
+    tokens: [n, most] int32, 0 from `lengths` on. chances: [n, most] float32, the share of votes that have agreed so
+    far; of a few votes, hence far too sure. lengths: [n] int32. matched: [n] int32, of `LENGTHS`, or 0. versions: [n]
+    uint32, of the weights that said the newest of what was found; 0 where nothing was.
+    """
+
+    tokens: Ints
+    chances: NDArray[np.float32]
+    lengths: Ints
+    matched: Ints
+    versions: NDArray[np.uint32]
+
+
+class History(Protocol):
+    """An index of bounded size: what was written first is forgotten first, page by page.
+
+    A response is a number of the caller's choice, best a small one, which it may take again once that response ended.
+    capacity: tokens, a multiple of `PAGE`. A page that a response does not fill counts as a whole one.
+    """
+
+    capacity: int
+
+    def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
+        """A response to a prompt: 64 bits that name it, and its last `TAIL` tokens, `NOTHING` before the first."""
+
+    def stamp(self, responses: Sequence[int], version: int) -> None:
+        """What they say from now on, other weights have said."""
+
+    def add(self, responses: Sequence[int], counts: Sequence[int], tokens: Ints) -> None:
+        """What each of them said. tokens: [sum of counts], one response after another."""
+
+    def draft(self, responses: Sequence[int], most: int) -> Drafts:
+        """Up to `most` tokens for each."""
+
+    @property
+    def tokens(self) -> int:
+        """That are kept."""
+
+    @property
+    def bytes(self) -> int:
+        """Of memory that are reserved, which is what `capacity` takes."""
+
+
+def tail_of(prompt: Sequence[int]) -> Ints:
+    """The last `TAIL` tokens of a prompt: [TAIL] int32."""
+    last = list(prompt[-TAIL:])
+    return np.array([NOTHING] * (TAIL - len(last)) + last, dtype=np.int32)
+
+
+def no_drafts(n: int, most: int) -> Drafts:
+    """Of n responses that nothing is known to follow."""
+    return Drafts(
+        np.zeros((n, most), np.int32),
+        np.zeros((n, most), np.float32),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.uint32),
+    )
