@@ -25,6 +25,7 @@ from tlt_server.fleet.start.command import SETTINGS as fleet_settings
 from tlt_server.fleet.start.command import fleet
 from tlt_server.fork.commands import app as fork_app
 from tlt_server.keys import FLAGS, Keys, hide, taken_out
+from tlt_server.trainer.commands import CardBench, CardTarget, Form
 from tlt_server.trainer.commands import app as drafter_app
 
 app = typer.Typer(
@@ -131,11 +132,9 @@ def train_export(
     folder: Annotated[Path, typer.Option(help="The trainer's.")],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     checkpoint: Annotated[bool, typer.Option(help="As last saved, though no gate has passed it.")] = False,
-    form: Annotated[DrafterForm, typer.Option(help="Whose names and config.")] = DrafterForm.SGLANG,
-    target: Annotated[str | None, typer.Option(help="For the model card; speculators' form needs it.")] = None,
-    bench: Annotated[
-        Path | None, typer.Option(help="What `tlt-server bench --json` found, for the model card.")
-    ] = None,
+    form: Form = DrafterForm.SGLANG,
+    target: CardTarget = None,
+    bench: CardBench = None,
 ) -> None:
     """Write the drafter that was published last for SGLang, vLLM or speculators, with a model card."""
     from tlt_server.drafter.card import from_bench

@@ -35,8 +35,8 @@ from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 from tlt_server.trainer.publish.folder import load_drafter
 
-CHAIN_3, CHAIN_7 = Arm(3, 1, 4), Arm(7, 1, 8)
-NATURAL_ARMS = (CHAIN_3, CHAIN_7, Arm(5, 4, 16), Arm(8, 4, 32))
+CHAIN_3 = Arm(3, 1, 4)
+NATURAL_ARMS = (CHAIN_3, Arm(7, 1, 8), Arm(5, 4, 16), Arm(8, 4, 32))
 COMPUTED, GREEDY = "_computed", "_computed_greedy"
 AT_ONCE = (1, 4, 16, 64, 256)  # requests; an arm is asked as many as it has graphs for, which then drain
 RESPONSES, GROUP = 512, 8
@@ -100,7 +100,7 @@ def natural(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterat
     flags = (*NATURAL_FLAGS, "--watchdog", "observe")  # it would take back what is meant to be worse
     site = Site(models.target, models.drafter, logs, plan.sizes, held, flags=flags)
     with tempfile.TemporaryDirectory() as scratch, side_by_side(group, site) as servers, ThreadPoolExecutor(1) as pool:
-        asking = Asking(servers[group[0].server], plan, pool)
+        asking = Asking(servers[group[0].server], plan.longest, pool)
         parts = (models.workload.models / each.name for each in (models.target, models.drafter))
         small = None if arguments.model_path else Models(*parts)
         chains = [side for side in group if chain_of(side)]
@@ -142,10 +142,10 @@ def others(models: Models, shape: str, scratch: Path, server: SideServer) -> Ite
 
 @dataclass
 class Asking:
-    """A server's responses, and what is computed of them meanwhile."""
+    """A server's responses, and what is computed of them meanwhile. longest: tokens of a response."""
 
     server: SideServer
-    plan: Plan
+    longest: int
     pool: ThreadPoolExecutor
     figures: Figures = field(default_factory=dict)
     computing: dict[str, Future[Figures]] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Asking:
         """All figures so far. of: ends this one's name. small: what is served, as it was before it was made larger."""
         began, figure = time.monotonic(), f"accept_length_{case.figure.format(side.name)}{of}"
         with awake(self.server), self.strategies.active(self.server, side):
-            prompts, answers = _answers(self.server, models, case, self.plan.longest, side.max_batch)
+            prompts, answers = _answers(self.server, models, case, self.longest, side.max_batch)
         tokens, passes = (
             sum(each["meta_info"][name] for each in answers) for name in ("completion_tokens", "spec_verify_ct")
         )
@@ -168,12 +168,15 @@ class Asking:
                 for prompt, each in zip(prompts, answers, strict=True)
             ]
             self.computing[figure] = self.pool.submit(computed, small, written, asked)
-        return self.figures | {"requests": self.server.requests, "failed_requests": self.server.failed}
+        return self._so_far()
 
     def done(self) -> Figures:
         """With what is computed."""
         for figure, future in self.computing.items():
             self.figures |= {figure + end: value for end, value in future.result().items()}
+        return self._so_far()
+
+    def _so_far(self) -> Figures:
         return self.figures | {"requests": self.server.requests, "failed_requests": self.server.failed}
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from tlt_grpo.learning.optimiser import LONGEST_GRADIENT
 from torch import Tensor, nn
 
 from benchmarks.models.padding import Padding, real_layers
 
-LONGEST_GRADIENT = 1.0
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

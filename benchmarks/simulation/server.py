@@ -17,7 +17,7 @@ WINDOW = 128
 
 
 PREFILL_S = 0.025
-"""The launch of a prefill of one request on an H200's host: 28 layers and a drafter's, without CUDA graphs."""
+"""The launch of a prefill, kernel by kernel. Made up: longer than most steps, whose results wait for it then."""
 
 
 class Step(NamedTuple):

@@ -13,7 +13,7 @@ from tlt_server.demo.checkpoint import load_target, save_target
 from tlt_server.demo.tokens import END_ID
 from tlt_server.demo.training import sampling
 from tlt_server.demo.training.corpus import Sequence, contexts
-from tlt_server.demo.training.evaluate import _filtered, walk
+from tlt_server.demo.training.evaluate import walk
 from tlt_server.demo.training.model import Shape, Target
 from tlt_server.demo.training.sampling import Cache, sample
 
@@ -111,10 +111,3 @@ def test_walk_expects_what_chances_give_on_average() -> None:
         found = np.array(marks).reshape(hits.shape)
         expected += np.where(found, hits, 1 - hits).prod() * walk(found)
     assert walk(hits) == pytest.approx(expected)
-
-
-def test_a_filtered_law_keeps_the_likeliest_that_reach_its_share() -> None:
-    probs = torch.tensor([[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]])
-    assert _filtered(probs, 1.0) is probs
-    wanted = [[0, 5 / 9, 4 / 9], [0, 0, 1]]
-    torch.testing.assert_close(_filtered(probs, 0.6), torch.tensor(wanted))

@@ -247,7 +247,7 @@ def test_c_compiles_without_a_warning(tmp_path: Path) -> None:
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "COMPILE", ("cc", "-no-such-flag"))
-    compiled.library.cache_clear()
+    compiled.loaded.cache_clear()
     with pytest.raises(ConfigError, match="no-such-flag"):
-        compiled.library()
-    compiled.library.cache_clear()
+        compiled.loaded()
+    compiled.loaded.cache_clear()

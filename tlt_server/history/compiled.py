@@ -45,18 +45,18 @@ def make_index(capacity: int) -> History:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def loaded() -> ctypes.CDLL:
     """Compiled in a second or less. ConfigError: it was not."""
     with tempfile.TemporaryDirectory(prefix="tlt-history-") as folder:
         made = Path(folder) / "index.so"
         told = subprocess.run([*COMPILE, "-o", made, SOURCE], capture_output=True, text=True, check=False)
         if told.returncode:
             raise ConfigError(f"{' '.join(COMPILE)} {SOURCE.name}: {told.stderr.strip()}; install another compiler")
-        loaded = ctypes.CDLL(str(made))  # the file may go once it is mapped
+        library = ctypes.CDLL(str(made))  # the file may go once it is mapped
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
+        function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    return loaded
+    return library
 
 
 class CompiledIndex:
@@ -68,7 +68,7 @@ class CompiledIndex:
 
     def __init__(self, capacity: int, buckets: int | None = None) -> None:
         self.capacity = capacity
-        self._c = library()
+        self._c = loaded()
         buckets = buckets or 1 << (capacity.bit_length() - 1)
         self._index = self._c.index_new(capacity // PAGE, buckets)
         if not self._index:

@@ -4,7 +4,7 @@ Under overlap SGLang launches step n + 1 before it processes the results of step
 launches. A step ends when its result is processed, and begins when the one before was, or at its own launch where that
 is later: the whole step as a user feels it, without an event or a synchronization. Its time is its own only if nothing
 but decode steps is launched from the step before to its result: a prefill before it runs first, and the launch of one
-behind it, kernel by kernel, keeps its result waiting. Arms that end requests sooner would seem slow.
+behind it, kernel by kernel, can keep its result waiting.
 """
 
 from collections import deque

@@ -9,6 +9,9 @@ from rich.console import Console
 from tlt_server.config import DrafterForm, DrafterKind
 from tlt_server.errors import ConfigError
 
+Form = Annotated[DrafterForm, typer.Option(help="Whose names and config.")]
+CardTarget = Annotated[str | None, typer.Option(help="For the model card; speculators' form needs it.")]
+CardBench = Annotated[Path | None, typer.Option(help="What `tlt-server bench --json` found, for the model card.")]
 app = typer.Typer(no_args_is_help=True, help="Make a drafter, look at one, or export one.")
 _out = Console(highlight=False, soft_wrap=True)
 
@@ -63,11 +66,9 @@ def inspect(
 def export(
     drafter: Annotated[str, typer.Argument(help="Folder or hub name; in any form that `serve --drafter` takes.")],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
-    form: Annotated[DrafterForm, typer.Option(help="Whose names and config.")] = DrafterForm.SGLANG,
-    target: Annotated[str | None, typer.Option(help="For the model card; speculators' form needs it.")] = None,
-    bench: Annotated[
-        Path | None, typer.Option(help="What `tlt-server bench --json` found, for the model card.")
-    ] = None,
+    form: Form = DrafterForm.SGLANG,
+    target: CardTarget = None,
+    bench: CardBench = None,
 ) -> None:
     """Write a drafter for SGLang, vLLM or speculators, with a model card. `train export` writes a trainer's."""
     from tlt_server.drafter.card import from_bench

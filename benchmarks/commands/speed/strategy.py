@@ -213,11 +213,12 @@ def table(result: Result) -> str:
     best = {load: tables.best_arm(figures, arms, load) for load in loads}
     rows = []
     peers = [name for name in names if name.startswith("upstream")]
-    for side in [*arms, *(name for name in LEARN if name in names), *peers]:
+    learn = [name for name in LEARN if name in names]
+    for side in [*arms, *learn, *peers]:
         shown = zip(loads, tables.cells(figures, f"speedup_{side}", loads), strict=True)
-        cells_ = (f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)
-        rows.append([tables.label(side), *cells_])
-    for side in (name for name in LEARN if name in names):
+        shown_cells = (f"**{cell}**" if side == best[load] and cell else cell for load, cell in shown)
+        rows.append([tables.label(side), *shown_cells])
+    for side in learn:
         rows.append([f"{side} / best", *tables.cells(figures, f"ratio_to_best_{side}", loads, ".3f")])
     if any(lost := tables.cells(figures, "chosen_lost", loads, ".3f")):
         rows.append(["lost by choices", *lost])

@@ -118,6 +118,6 @@ def what(plan: Plan, workload: str) -> str:
 
 
 def rotated(arms: Sequence[str], seed: int) -> list[str]:
-    """The order of arms, another for each seed; `off` comes first of those that are compared with it as policies."""
+    """The order of arms, another for each seed."""
     first = seed % len(arms)
     return [*arms[first:], *arms[:first]]

@@ -12,6 +12,7 @@ from tlt_server.demo.training.corpus import Sequence, cut
 from tlt_server.demo.training.model import Target
 from tlt_server.demo.training.sampling import sample, with_states
 from tlt_server.drafter.hits import hit_probability
+from tlt_server.engine.sampling.filters import filter_probs
 from tlt_server.trainer.learn.chains import Frozen, draft, drafter_law, target_law
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import join
@@ -164,7 +165,8 @@ def _judge(target: Target, drafter: Network, rollouts: list[Sequence], asked: As
     judged = []
     for run, (first, _) in zip(runs, pack.bounds, strict=False):
         at = torch.arange(run.prompt + 1, len(run.tokens), device=device)
-        p = _filtered(target_law(frozen, run.finals[at - 1], asked.temperature), asked.top_p)
+        p = target_law(frozen, run.finals[at - 1], asked.temperature)
+        p = filter_probs(p, top_ps=p.new_full((len(p),), asked.top_p)) if asked.top_p < 1 else p
         # a chain that begins at entry i predicts token i + 2 first
         rows = (each[first + at - 2 - step] for step, each in enumerate(reads))
         laws = (drafter_law(drafter, frozen, each, asked.temperature) for each in rows)
@@ -172,12 +174,3 @@ def _judge(target: Target, drafter: Network, rollouts: list[Sequence], asked: As
         parts = (p.max(-1).values, torch.special.entr(p).sum(-1), hits.movedim(-1, 0))
         judged.append(Judged(*(part.cpu().numpy() for part in parts)))
     return judged
-
-
-def _filtered(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The likeliest tokens of each row that together have at least `top_p`, scaled to sum to one."""
-    if top_p >= 1:
-        return probs
-    ordered, order = probs.sort(-1, descending=True)
-    kept = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
-    return torch.zeros_like(probs).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
