@@ -257,6 +257,7 @@ def test_keys(tmp_path: Path) -> None:
     try:
         shown = {key: {"Authorization": f"Bearer {key}"} for key in ("client", "admin", "x")}
         assert [fleet.http.get("/tlt/v1/fleet", headers=shown[key]).status_code for key in shown] == [200, 401, 401]
+        wait_for(lambda: fleet.http.get("/health").status_code == 200)
         assert [fleet.http.post("/flush_cache", headers=shown[key]).status_code for key in shown] == [401, 200, 401]
         assert [fleet.http.get(path).status_code for path in ("/metrics", "/v1/models")] == [200, 401]
     finally:

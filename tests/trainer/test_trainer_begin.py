@@ -106,8 +106,11 @@ def test_who_says_what_to_begin_with_waits_for_nobody(tmp_path: Path) -> None:
     assert begins_with_servers(config())
     assert not begins_with_servers(config(drafter_kind="eagle"))
     assert not begins_with_servers(config(drafter=str(EAGLE_FOLDER)))
-    (tmp_path / "start").mkdir()
-    assert not begins_with_servers(config())
+    assert not begins_with_servers(config(drafter="/nowhere"))
+    for learnt in ("start", "checkpoints", "published"):
+        (tmp_path / learnt).mkdir()
+        assert not begins_with_servers(config())
+        (tmp_path / learnt).rmdir()
 
 
 def test_a_server_without_one_to_give_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,8 +38,10 @@ def start_of(config: TrainConfig) -> Path:
 
 
 def begins_with_servers(config: TrainConfig) -> bool:
-    """Whether it has no drafter yet, nor was told to make one."""
-    return config.drafter_kind is None and not start_of(config).exists()
+    """Whether it has learnt nothing yet, and was told neither what to begin with nor to make one."""
+    folder = Path(config.folder)
+    learnt = any((folder / each).exists() for each in ("start", "checkpoints", "published"))
+    return config.drafter is None and config.drafter_kind is None and not learnt
 
 
 def begin(config: TrainConfig, is_over: Callable[[], bool]) -> None:
