@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tlt_server.api.vllm.transfer import Init, Update, UpdateInfo
+from tlt_server.engine.transfer.asked import Init, Update, UpdateInfo
 from tlt_server.errors import BadRequest, UpdateRefused
 from tlt_server.fleet.keeper.folder import Kept
 from tlt_server.fleet.keeper.receive import InitGroup, OfGroup, Receiver
