@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import httpx
 
@@ -83,7 +83,16 @@ def running(
         _end(process)
 
 
-def await_answer(process: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
+class Child(Protocol):
+    """What `subprocess.Popen` says of the end of a process."""
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+
+def await_answer(process: Child, url: str, log: Path, timeout: float) -> None:
     """Returns once `url` answers. ServerFailed: the process ended, or did not within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with httpx.Client(timeout=5) as client:  # one for all: making one takes longer than asking
