@@ -1,6 +1,8 @@
 """Shared by all tests: transformers imports wherever torch does, no property fails because the machine is busy, what
-tests start ends by Ctrl-C, and which tests stay together where `make test` has two workers."""
+tests start ends by Ctrl-C, no garbage is looked for among imports, and which tests stay together where `make test` has
+two workers."""
 
+import gc
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,24 @@ import pytest
 from hypothesis import settings
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
+from tlt_server.launch import ending
 
+gc.disable()  # until all is imported: see tlt_server.launch.importing
 settings.register_profile("tlt", deadline=None)
 settings.load_profile("tlt")
 mend_torchvision()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    ending()
+
 
 TOGETHER = {"server", "fork"}
 """Folders of which one worker has all tests: a server at work takes a core, and two would starve each other; the fork

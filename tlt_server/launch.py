@@ -241,13 +241,20 @@ def _check_drafter(server_args: "ServerArgs") -> None:
 @contextmanager
 def importing() -> Iterator[None]:
     """For a process's imports, which make a million objects and drop none: looking for cycles among them takes a fifth
-    of their time, again in each full collection, and seconds at the end."""
+    of their time, and as much again in each full collection."""
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def ending() -> None:
+    """For a process that has done its work: the interpreter looks through everything once less. What stayed frozen,
+    extension modules would call a leak."""
+    gc.unfreeze()
+    gc.disable()
 
 
 def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool) -> None:
@@ -267,7 +274,7 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
             run_server(server_args)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
-        gc.freeze()  # or the interpreter looks for cycles among what ends with it
+        ending()
 
 
 def prepare(
