@@ -30,9 +30,8 @@ def pytest_unconfigure() -> None:
     ending()
 
 
-TOGETHER = {"server", "fork"}
-"""Folders of which one worker has all tests: a server at work takes a core, and two would starve each other; the fork
-is built once."""
+TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}
+"""Folders of which one worker has all tests: they share a build, or a cluster."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not
@@ -43,6 +42,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0])
-            return file.parent.name if file.parent.name in TOGETHER else str(file)
+            return str(file.parent if file.parent in TOGETHER else file)
 
     return ByPlace(config, log)

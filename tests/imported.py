@@ -1,4 +1,4 @@
-"""What `warm.py` has a process import before servers are forked from it: all that `tlt-server serve` imports."""
+"""What a process imports before `forks.py` forks others from it: all that a server and a trainer import."""
 
 import os
 
@@ -12,9 +12,10 @@ with importing():
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.scheduler
     import sglang.srt.models.registry
-    import torch
+    import torch.distributed.tensor
 
     import tlt_server.cli
+    import tlt_server.trainer.start
 torch.set_num_threads(1)  # a fork has no others
 
 __all__ = ["sglang", "tlt_server"]
