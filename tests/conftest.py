@@ -32,6 +32,8 @@ def pytest_unconfigure() -> None:
 
 TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}
 """Folders of which one worker has all tests: they share a build, or a cluster."""
+REPLICAS = {Path("tests/server", f"test_{name}.py") for name in ("processes", "seeds", "weight_processes")}
+"""Files that share the server that takes longest to start: its tokenizer workers import all anew."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not
@@ -42,6 +44,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0])
+            if file in REPLICAS:
+                return "replicas"
             return str(file.parent if file.parent in TOGETHER else file)
 
     return ByPlace(config, log)

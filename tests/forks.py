@@ -6,9 +6,11 @@ What only a process of its own can show, its command line, its environment or it
 """
 
 import atexit
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -41,8 +43,12 @@ class Fork(ForkServerProcess):
 
 def forked(argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Fork:
     """`tlt-server ARGV` at the head of a process group of its own, its output behind what is in `log`."""
+    log.touch()
     process = Fork(target=_run, args=(argv, log, dict(os.environ) | dict(environment or {})))
     process.start()
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while os.getpgid(process.pid) != process.pid:  # who kills the group finds it
+            time.sleep(0.001)
     return process
 
 

@@ -22,7 +22,6 @@ def warm_server(flags: Sequence[str], log: Path) -> Iterator[str]:
 def warm_process(flags: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
     """As `running_module` of `tlt-server serve`. ServerFailed: it ended, or did not answer in time."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    log.touch()
     process = forked(["serve", "--host", "127.0.0.1", "--port", str(port), *flags], log, environment)
     try:
         await_answer(process, f"{url}/health", log, 180)
