@@ -1,6 +1,7 @@
 """What a process imports before `forks.py` forks others from it: all that a server and a trainer import."""
 
 import os
+import sys
 
 from tlt_server.config import ServerConfig
 from tlt_server.launch import CPU_ENVIRONMENT, importing
@@ -15,7 +16,8 @@ with importing():
     import torch.distributed.tensor
 
     import tlt_server.cli
-    import tlt_server.trainer.start
+    import tlt_server.trainer.learn.loop
+assert "prometheus_client" not in sys.modules, "SGLang chooses first where its processes' metrics meet"
 torch.set_num_threads(1)  # a fork has no others
 
 __all__ = ["sglang", "tlt_server"]
