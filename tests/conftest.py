@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
-from tlt_server.launch import ending
+from tlt_server.process import ending
 
-gc.disable()  # until all is imported: see tlt_server.launch.importing
+gc.disable()  # until all is imported: see tlt_server.process.importing
 settings.register_profile("tlt", deadline=None)
 settings.load_profile("tlt")
 mend_torchvision()

@@ -4,7 +4,8 @@ import os
 import sys
 
 from tlt_server.config import ServerConfig
-from tlt_server.launch import CPU_ENVIRONMENT, importing
+from tlt_server.launch import CPU_ENVIRONMENT
+from tlt_server.process import importing
 
 os.environ |= CPU_ENVIRONMENT
 ServerConfig().to_environment()  # opens the seams, as in a server

@@ -2,10 +2,9 @@
 
 import argparse
 import difflib
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +22,7 @@ from tlt_server.preflight import (
     drafter_algorithm,
     read_model_config,
 )
+from tlt_server.process import ending, importing
 from tlt_server.support import drafts_by_own_head, require_supported
 from tlt_server.wire.messages import ModelIdentity
 
@@ -236,25 +236,6 @@ def _check_drafter(server_args: "ServerArgs") -> None:
         require_drafted(read_model_config("target", server_args.model_path), kind, f"target {server_args.model_path}")
     if server_args.speculative_algorithm is not None:
         check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """For a process's imports, which make a million objects and drop none: looking for cycles among them takes a fifth
-    of their time, and as much again in each full collection."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def ending() -> None:
-    """For a process that has done its work: the interpreter looks through everything once less. What stayed frozen,
-    extension modules would call a leak."""
-    gc.unfreeze()
-    gc.disable()
 
 
 def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool) -> None:
