@@ -1,8 +1,8 @@
-"""Real servers, one at a time: one at work takes a core. Tests of one configuration share one server.
+"""Real servers, one at a time for each worker: one at work takes a core. Tests of one configuration share one server.
 
 A test names it by its marker, `pytest.mark.server("eagle-chain")`, or by a parameter `config` of its own; the fixtures
-`url` and `client` lead there. Tests of one server run one after another, whatever files they are in: a start takes
-longer than most of them. Those that start servers of their own name none, and come last.
+`url` and `client` lead there. Tests of one server run one after another, whatever files they are in, but where several
+workers take a file each. Those that start servers of their own name none, and come last.
 """
 
 import contextlib
