@@ -21,6 +21,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own reordering
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that take long come first, so that no worker waits at the end for another's."""
+    kinds = ("server", "slow")
+    first: dict[Path, int] = {}
+    for item in items:
+        kind = next((at for at, name in enumerate(kinds) if item.get_closest_marker(name)), len(kinds))
+        first[item.path] = min(kind, first.get(item.path, kind))
+    items.sort(key=lambda item: first[item.path])
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
