@@ -59,8 +59,9 @@ def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None
         for file, stream in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(file.fileno(), stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  # uvicorn hands its number on to workers
-    os.environ.clear()
-    os.environ.update(environment)
+    for name in os.environ.keys() - environment.keys():  # were all cleared, no process could be given a title
+        del os.environ[name]
+    os.environ.update(item for item in environment.items() if os.environ.get(item[0]) != item[1])
     sys.argv = sys.orig_argv = ["tlt-server", *argv]
     from tlt_server.cli import main
 
