@@ -14,10 +14,12 @@ def install() -> None:
     """Prepares this process for SGLang's import. Does nothing on a machine whose GPU is in use."""
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         return
-    from tlt_server.engine.cpu import kernels
+    from tlt_server.engine.cpu import alike, kernels
 
     # override: it has no CPU build, and SGLang imports it at start
     sys.modules["sgl_kernel"] = kernels
+    # override: theirs refuse a CPU
+    sys.modules["sglang.srt.batch_invariant_ops"] = alike
     # override: many models wait for CUDA when they are given an embedding and a head, whatever they run on
     torch.cuda.synchronize = lambda *_: None
     mend_torchvision()
