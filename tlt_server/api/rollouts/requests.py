@@ -36,17 +36,19 @@ def _continue(obj: Any, generated: int) -> None:
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what would not be sampled exactly: under speculation; penalties of a response that goes on, without it.
+    """Refuses what would not be sampled exactly: under speculation; penalties of a response that goes on, where
+    prefills run elsewhere.
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
     request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
     Raises ValueError: which upstream answers with status 400.
     """
-    if manager.server_args.speculative_algorithm is None:
+    if manager.server_args.disaggregation_mode != "null":
         asked = [f"{name}={getattr(params, name)}" for name in NEUTRAL if getattr(params, name) != NEUTRAL[name]]
         if asked and generated_tokens(params):
-            raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} on a server with --no-speculation")
+            raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} where prefills run elsewhere")
+    if manager.server_args.speculative_algorithm is None:
         return
     asked = [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:

@@ -12,13 +12,20 @@ import torch
 
 from tlt_server.engine.requests.continued import with_generated
 from tlt_server.engine.sampling.filters import apply_min_new_tokens, stop_token_table
-from tlt_server.engine.sampling.penalties import Penalties, asks, generated
+from tlt_server.engine.sampling.penalties import Penalties, asks
 
 
-def penalises(batch: Any) -> bool:
-    """Whether what upstream calls penalties, min_new_tokens among them, is applied here: under speculation. Its own
-    penalizers take a vocabulary's width of each request several times over, in every step."""
-    return not batch.spec_algorithm.is_none()
+def penalises(_batch: Any) -> bool:
+    """Whether what upstream calls penalties, min_new_tokens among them, is applied here, to a `ScheduleBatch`. Its own
+    penalizers take a vocabulary's width of each request several times over, in every step, and count late."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return not disaggregated(get_server_args())
+
+
+def disaggregated(server_args: Any) -> bool:
+    """Whether prefills run elsewhere: a request's decoding then begins with none, which is where counting begins."""
+    return bool(server_args.disaggregation_mode != "null")
 
 
 def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
@@ -31,17 +38,17 @@ def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
     forbid_early_stop(logits, verify_input.positions, batch.reqs)
 
 
-def prepare_prefill(batch: Any, penalties: Penalties) -> None:
-    """Has upstream do the same to the logits after a `ScheduleBatch` of prompts, some of which may end with a part of
-    the response: its own penalties count nothing of that."""
-    reqs = batch.reqs
-    if not any(req.sampling_params.min_new_tokens or (asks(req) and generated(req)) for req in reqs):
+def prepare_last(batch: Any, penalties: Penalties) -> None:
+    """Has upstream do the same to the logits after the last token of each request of a `ScheduleBatch`: of prompts,
+    some of which may end with a part of the response; or of plain steps, where upstream runs them."""
+    info, reqs = batch.sampling_info, batch.reqs
+    # override: of one pass
+    info.acc_additive_penalties = info.acc_scaling_penalties = None
+    if not any(asks(req) or len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs):
         return
     additive, scaling = penalties.terms(batch)
-    ends = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])
-    forbid_early_stop(additive, ends.to(additive.device, non_blocking=True), reqs)
-    info = batch.sampling_info
-    # override: of a copy for one pass
+    forbid_early_stop(additive, batch.seq_lens - 1, reqs)
+    # override: as above
     info.acc_additive_penalties, info.acc_scaling_penalties = additive, scaling
 
 
