@@ -1,13 +1,13 @@
-"""Penalties and min_new_tokens on a server without a drafter: as plain steps under speculation have them.
+"""What sampling on a server without a drafter is to have in common with plain steps under speculation.
 
-Upstream's own penalizers count on the host, which under overlap knows a token one step late.
+Upstream's own penalizers, of min_new_tokens too, count on the host, which under overlap knows a token one step late.
 """
 
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tlt_server.engine.decode.verify import prepare_last
+from tlt_server.engine.decode.verify import prepare_last, settle_greed
 from tlt_server.engine.sampling.penalties import Penalties
 
 
@@ -26,6 +26,7 @@ class Undrafted:
         """As upstream's."""
         if batch is None or not batch.reqs:
             return self._forward(batch, *args, **named)
+        settle_greed(batch)
         if batch.forward_mode.is_extend():
             decoding = len(batch.decoding_reqs or ())  # behind the others, where a batch is mixed
             places = slice(len(batch.reqs) - decoding)

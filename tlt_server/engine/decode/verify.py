@@ -52,6 +52,15 @@ def prepare_last(batch: Any, penalties: Penalties) -> None:
     info.acc_additive_penalties, info.acc_scaling_penalties = additive, scaling
 
 
+def settle_greed(batch: Any) -> None:
+    """Lets the logprobs of a `ScheduleBatch` be of each request's own temperature: where all of a batch are greedy,
+    upstream's are of temperature 1, and a neighbour would change them."""
+    info = batch.sampling_info
+    if batch.reqs and info.is_all_greedy:
+        # override: of a copy for one step, or to take the longer way for a while
+        info.is_all_greedy = all(req.sampling_params.temperature == 1 for req in batch.reqs)
+
+
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:
     """Sets the logits of stop tokens, [bs * num_draft_tokens, vocab], to -inf, in place, at nodes that lie before a
     request's min_new_tokens. positions: [bs * num_draft_tokens] int, of each node in its sequence."""
