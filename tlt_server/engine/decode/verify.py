@@ -92,10 +92,21 @@ def settle_end(req: Any, new_tokens: int) -> None:
         req.judge_end(new_tokens)
         if new_tokens > 1 and (req.finished() or req.sampling_params.stop_regex_strs):  # a pattern may match a part
             _judge_one_by_one(req, given)
+    if not req.finished() and ends_grammar(req):
+        from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
+
+        req.finished_reason = FINISH_MATCHED_TOKEN(matched=req.output_ids[-1])
     if not req.finished():
         req.finished_reason = abort
     elif req.finished_len is not None:
         req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+
+
+def ends_grammar(req: Any) -> bool:
+    """Whether a request's newest token ends its grammar: the end of sequence, which a grammar allows nowhere else,
+    `ignore_eos` or not. After a prefill or a plain step upstream has the grammar read it later, and samples one more
+    token, freely."""
+    return req.grammar is not None and req.output_ids[-1] in (req.eos_token_ids or {req.tokenizer.eos_token_id})
 
 
 def _judge_one_by_one(req: Any, given: Sequence[int]) -> None:
