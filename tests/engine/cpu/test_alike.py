@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from tlt_server.engine.cpu.alike import KEYS, ROWS, attend_alike, product
 from tlt_server.engine.cpu.attention import Layout, attend, lay_out
+from tlt_server.engine.cpu.install import create_attention_backend
+from tlt_server.errors import UnsupportedError
 
 HEADS, KV_HEADS, DIM, POOL = 4, 2, 64, 600
-Queries = list[tuple[torch.Tensor, list[int]]]
 
 
 @settings(deadline=None, max_examples=40)
@@ -53,6 +55,12 @@ def test_a_node_attends_as_plain_decoding_would(prefixes: list[int], seed: int) 
             alone = Layout(slots, torch.ones(1, 1, 1, slots.shape[1], dtype=torch.bool))
             one = attend_alike(query[request, node][None, None], keys, values, alone, DIM**-0.5)
             assert torch.equal(one[0, 0], attended[request, node])
+
+
+def test_sliding_windows_are_refused() -> None:
+    runner = SimpleNamespace(server_args=SimpleNamespace(enable_deterministic_inference=True), sliding_window_size=4096)
+    with pytest.raises(UnsupportedError, match="--enable-deterministic-inference: on a CPU not with sliding windows"):
+        create_attention_backend(runner)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
+from tlt_server.errors import UnsupportedError
 
 
 def install() -> None:
@@ -38,9 +39,14 @@ def start_method() -> str:
 
 
 def create_attention_backend(model_runner: Any) -> Any:
-    """The attention backend of a model runner: prefill, decode, verify."""
+    """The attention backend of a model runner: prefill, decode, verify. UnsupportedError: it would not do what is asked
+    for."""
     from tlt_server.engine.cpu.attention import CpuAttnBackend
 
+    if model_runner.server_args.enable_deterministic_inference and model_runner.sliding_window_size is not None:
+        raise UnsupportedError(
+            "--enable-deterministic-inference: on a CPU not with sliding windows, which this target has. Drop the flag"
+        )
     return CpuAttnBackend(model_runner)
 
 
