@@ -20,12 +20,14 @@ def penalises(_batch: Any) -> bool:
     penalizers take a vocabulary's width of each request several times over, in every step, and count late."""
     from sglang.srt.runtime_context import get_server_args
 
-    return not disaggregated(get_server_args())
+    return not counts_late(get_server_args())
 
 
-def disaggregated(server_args: Any) -> bool:
-    """Whether prefills run elsewhere: a request's decoding then begins with none, which is where counting begins."""
-    return bool(server_args.disaggregation_mode != "null")
+def counts_late(server_args: Any) -> bool:
+    """Whether penalties are upstream's: where prefills, with which counting begins, run elsewhere or beside decoding,
+    and where a pass is not of a next token."""
+    elsewhere = server_args.disaggregation_mode != "null" or server_args.enable_pdmux
+    return bool(elsewhere or server_args.dllm_algorithm)
 
 
 def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
