@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tlt_client import Client, SamplingParams
 from tlt_grpo.config import Config
@@ -23,9 +24,10 @@ from tlt_server.process import running_module
 pytestmark = [pytest.mark.server(), pytest.mark.slow]
 
 TARGET = default_paths()[0]
+TEXTS = [problem.prompt for problem in problems(8, seed=9)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=48)
 LIMITS = Limits(probe_every=1.0, probe=10.0, call=120.0, patience=60.0)
-SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "max_new_tokens": 64, "temperature": 1e-5, "steps": 4}
+SMALL: dict[str, Any] = {"prompts": 4, "group": 4, "max_new_tokens": 64, "temperature": 1.0, "steps": 4}
 
 
 class Real(Fleet):
@@ -67,6 +69,27 @@ def test_the_client_takes_a_fleet_for_a_server(two: Real) -> None:
         fleet.flush_cache()
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/generate", {"text": TEXTS, "sampling_params": {"n": 2, "max_new_tokens": 16}}),
+        ("/v1/completions", {"prompt": TEXTS, "n": 2, "max_tokens": 16, "return_token_ids": True}),
+    ],
+)
+def test_a_batch_over_two_is_the_batch_of_one(two: Real, path: str, asked: dict[str, Any]) -> None:
+    seeded = {"headers": {"X-TLT-Seed": "77"}, "timeout": 120.0}
+    split = two.http.post(path, json=asked, **seeded).raise_for_status()
+    assert set(split.headers["X-TLT-Replica"].split(",")) == {"a", "b"}
+    whole = httpx.post(two.urls["b"] + path, json=asked, **seeded).raise_for_status()
+
+    def samples(answer: Any) -> list[Any]:
+        if isinstance(answer, list):
+            return [(each["output_ids"], each["meta_info"]["seed"]) for each in answer]
+        return [(each["index"], each["token_ids"]) for each in answer["choices"]] + [answer["usage"]["total_tokens"]]
+
+    assert samples(split.json()) == samples(whole.json())
+
+
 def rewards(two: Real, out: Path, *, killing: str | None = None) -> list[float]:
     """Of each step of a run; a member is killed after the second one."""
     lines: list[Line] = []
@@ -84,5 +107,6 @@ def rewards(two: Real, out: Path, *, killing: str | None = None) -> list[float]:
 def test_a_run_goes_on_without_a_member_and_has_the_same_rewards(two: Real, tmp_path: Path) -> None:
     whole = rewards(two, tmp_path / "whole")
     assert len(whole) == SMALL["steps"]
+    assert len(set(whole)) > 1, "rewards that are all alike would show nothing"
     assert rewards(two, tmp_path / "less", killing="b") == whole
     two.await_states(a="ready", b="quarantined")
