@@ -146,8 +146,12 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(argv: Sequence[str]) -> "ServerArgs":
     """SGLang's settings. ConfigError: an unknown flag, a bad value, a model that cannot be found or read."""
+    from sglang.srt import server_args
     from sglang.srt.server_args import ServerArgs, prepare_server_args
 
+    if "cpu" in _values(argv, "--device"):  # engine/cpu/alike.py
+        server_args.add_deterministic_attention_backend_choices(["torch_native"])
+        server_args.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     parser = _Parser(prog="tlt-server serve", allow_abbrev=False, add_help=False)
     ServerArgs.add_cli_args(parser)
     if not _given(argv, "--config"):

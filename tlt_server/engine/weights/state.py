@@ -15,6 +15,8 @@ from tlt_client.schemas import DrafterTrainer, DrafterVersion, Event, TargetVers
 from tlt_server.config import Arm, ServerConfig
 from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.decode.steplog import StepLog
+from tlt_server.engine.decode.undrafted import Undrafted
+from tlt_server.engine.decode.verify import counts_late
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.features.sharing import Sharing, sharing_of
 from tlt_server.engine.ranks import gathered
@@ -136,6 +138,8 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     speculation = Speculation(worker, scheduler.max_running_requests, events, leads=scheduler.ps.tp_rank == 0)
     if worker is not None:
         worker.speculation = speculation
+    elif scheduler.is_generation and not counts_late(scheduler.server_args):
+        Undrafted(scheduler.tp_worker)
     drafter = _drafter(scheduler, events, speculation, config)
     speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
