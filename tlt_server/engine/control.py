@@ -125,13 +125,13 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case messages.HearTrainer(trainer):
             state.hear_trainer(trainer)
         case messages.ReadLearned():
-            _drafter(state)
+            _require_arms(state)
             return Answer(learned=state.speculation.learned())
         case messages.Wish(update):
-            _drafter(state)
+            _require_arms(state)
             state.speculation.wish(update)
         case messages.Learn(learned):
-            _drafter(state)
+            _require_arms(state)
             state.speculation.learn(learned)
         case messages.Share(path):
             router.memory.require_weights()
@@ -200,6 +200,11 @@ def _shared(scheduler: Any, path: str) -> SharedTarget | None:
     if sharing is None:
         raise UpdateRefused("with pipeline stages or DP attention a server cannot give its embedding and head away yet")
     return sharing.share(path)
+
+
+def _require_arms(state: Any) -> None:
+    if not state.speculation.there:
+        _drafter(state)
 
 
 def _drafter(state: Any) -> Drafter:

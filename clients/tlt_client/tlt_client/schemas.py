@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 
-class Arm(msgspec.Struct, frozen=True):
-    """A way to draft."""
+class Arm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A way to draft. As text what `--arm` takes."""
 
     num_steps: int
     """Draft steps, which is the depth of the tree."""
@@ -17,6 +17,12 @@ class Arm(msgspec.Struct, frozen=True):
     """Branches per step; 1 is a chain."""
     num_draft_tokens: int
     """Tokens that one target pass verifies, the root counted."""
+    source: str = "drafter"
+    """`history`: drafts are what was said to the same prompt before."""
+
+    def __str__(self) -> str:
+        own = f"{self.num_steps},{self.topk},{self.num_draft_tokens}"
+        return own if self.source == "drafter" else f"{self.source}:{self.num_steps}"
 
 
 class Models(msgspec.Struct, frozen=True):

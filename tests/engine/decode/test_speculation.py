@@ -29,7 +29,8 @@ def worker() -> Any:
         all_arms=(CHAIN, TREE),
         captured=captured,
         graphs=None,
-        finds_arms=False,
+        chooses=True,
+        history=None,
         costs=None,
         table=pinned_table(CHAIN, captured),
     )

@@ -43,9 +43,11 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     if result.copy_done is not None:
         result.copy_done.synchronize()
     arm = getattr(result, "arm", None)
-    decode = state.drafter is not None and batch.forward_mode.is_decode()
+    decode = state.speculation.there and batch.forward_mode.is_decode()
     sampled = zip(batch.reqs, _sampled(batch, result), strict=True)
     live = [(req, count) for req, count in sampled if not (req.finished() or req.is_retracted)]
+    if state.history is not None:
+        state.history.credited([req for req, _ in live], result)
     if scheduler.ps.attn_tp_rank == 0:  # the one that speaks to clients
         for req, count in live:
             _credit(req, count, stamp)

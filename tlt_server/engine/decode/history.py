@@ -1,0 +1,198 @@
+"""Drafts of history: what the running requests say goes into an index of this rank, and drafts come out of it.
+
+All ranks hold the same index: what is added, and in which order, follows from the steps that they run alike. What is
+read of it for the strategy changes nothing in it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tlt_server.engine.requests.remembered import Asked, asked_of, digest, prompt_of
+from tlt_server.history.calibration import Calibration
+from tlt_server.history.compiled import make_index
+from tlt_server.history.index import TAIL, Drafts, Ints, no_drafts, tail_of
+
+
+class Response:
+    """Of one request, from its prefill on; a retracted one begins anew. slot: its number in the index. told: tokens of
+    its output that are in there. version: of the target, that they are noted under."""
+
+    def __init__(self, asked: Asked, slot: int) -> None:
+        self.asked, self.slot = asked, slot
+        self.told = self.version = 0
+
+
+class Look(NamedTuple):
+    """What was looked up for the strategy. told: how much of each request's output was known then."""
+
+    reqs: Sequence[Any]
+    told: Sequence[int]
+    drafts: Drafts
+
+
+class Histories:
+    """The index of one rank, and who reads and writes it.
+
+    capacity: tokens. slots: places of running requests; theirs in the request pool are their numbers here. deepest:
+    tokens that an arm drafts at most. version: of the target that samples now.
+    """
+
+    def __init__(self, capacity: int, slots: int, deepest: int, version: Callable[[], int] = lambda: 0) -> None:
+        self.capacity, self.deepest, self.version = capacity, deepest, version
+        self._index = make_index(capacity)
+        self._spare = slots
+        self._cleared: dict[str, int] = {}
+        self._live: dict[int, Any] = {}
+        self._came: list[Any] = []
+        self._under_way: list[tuple[Sequence[Any], Any]] = []
+        self._look: Look | None = None
+        self._changed = False
+        self.calibration = Calibration()
+        self.written = self.asked = self.found = self.drafted = 0
+
+    # -- what requests say --
+
+    def begin(self, reqs: Iterable[Any]) -> None:
+        """They are prefilled, or a chunk of them."""
+        self.settle()
+        self._changed = True
+        for req in reqs:
+            req.tlt_response = Response(asked_of(req), req.req_pool_idx)
+            self._live[req.req_pool_idx] = req
+            self._set_out(req)
+
+    def launched(self, reqs: Sequence[Any], result: Any) -> None:
+        """A step runs; its result is credited later."""
+        self._under_way.append((tuple(reqs), result))
+
+    def credited(self, reqs: Iterable[Any], result: Any) -> None:
+        """A result has come, and is about to be appended to the output of these requests, which it counts for."""
+        self._under_way = [each for each in self._under_way if each[1] is not result]
+        self._came += reqs
+        self._changed = True
+
+    def settle(self) -> None:
+        """Takes in what results have given since, as far as it stays."""
+        came, self._came = self._came, []
+        self._add([(req, ()) for req in came])
+        for req in came:
+            slot = req.tlt_response.slot
+            if req.finished() and self._live.get(slot) is req:
+                del self._live[slot]
+
+    def _hear(self, reqs: Sequence[Any]) -> None:
+        """Takes in what steps under way gave these requests: under overlap the one before, which is waited for. What
+        is taken in beyond the end of one of them leads nowhere."""
+        for of, result in self._under_way:
+            result.copy_done.synchronize()
+            self._add([each for each in zip(of, tokens_of(result, len(of)), strict=True) if each[0] in reqs])
+
+    def _add(self, given: Sequence[tuple[Any, Sequence[int]]]) -> None:
+        """What is new in the outputs of requests, and what will come behind it."""
+        slots, tokens = [], []
+        for req, coming in given:
+            response, output = req.tlt_response, req.output_ids_through_stop
+            if len(output) < response.told or not response.asked.writes:  # a grammar took something back
+                self._set_out(req, coming)
+                continue
+            if response.version != self.version():
+                response.version = self.version()
+                self._index.stamp([response.slot], response.version)
+            slots.append(response.slot)
+            tokens.append([*output[response.told :], *coming])
+            response.told = len(output) + len(coming)
+        count = sum(map(len, tokens))
+        self._index.add(slots, [*map(len, tokens)], np.fromiter(chain.from_iterable(tokens), np.int32, count))
+        self.written += count
+
+    def _set_out(self, req: Any, coming: Sequence[int] = ()) -> None:
+        """What a request says next follows upon its prompt, its output and this."""
+        response, output = req.tlt_response, req.output_ids_through_stop
+        response.told, response.version = len(output) + len(coming), self.version()
+        if response.asked.takes_part:
+            said = (*req.origin_input_ids[-TAIL:], *output[-TAIL:], *coming)
+            key = response.asked.key(prompt_of(req), self._cleared)
+            self._index.begin(response.slot, key, tail_of(said), response.version)
+
+    # -- what they may say next --
+
+    def draft(self, reqs: Sequence[Any], steps: int) -> Drafts:
+        """For a step of these requests."""
+        self.settle()
+        self._hear(reqs)
+        drafts = self._drafts(reqs, steps)
+        self.asked += sum(req.tlt_response.asked.reads for req in reqs)
+        self.found += int((drafts.lengths > 0).sum())
+        self.drafted += int(drafts.lengths.sum())
+        return drafts
+
+    def _drafts(self, reqs: Sequence[Any], steps: int) -> Drafts:
+        reads = [place for place, req in enumerate(reqs) if req.tlt_response.asked.reads]
+        found = self._index.draft([reqs[place].tlt_response.slot for place in reads], steps)
+        if len(reads) == len(reqs):
+            return found
+        drafts = no_drafts(len(reqs), steps)
+        for every, some in zip(drafts, found, strict=True):
+            every[reads] = some
+        return drafts
+
+    def foreseen(self) -> list[float] | None:
+        """Expected accept length of a step of the present requests, by tokens drafted from one on: before it, and
+        without waiting for the one under way. None: as last time."""
+        if not self._changed:
+            return None
+        self.settle()
+        self._changed = False
+        if self._look is not None:
+            came = zip(self._look.reqs, self._look.told, strict=True)
+            self.calibration.learn(self._look.drafts, [req.output_ids_through_stop[told:] for req, told in came])
+        self._live = {slot: req for slot, req in self._live.items() if req.req_pool_idx == slot}  # some were retracted
+        reqs = list(self._live.values())
+        drafts = self._drafts(reqs, self.deepest)
+        self._look = Look(reqs, [req.tlt_response.told for req in reqs], drafts) if reqs else None
+        return self.calibration.lengths(drafts) if reqs else [1.0] * self.deepest
+
+    # -- what others say --
+
+    def load(self, namespace: str, prompt: Sequence[int], responses: Sequence[Sequence[int]], version: int) -> None:
+        """Takes in responses that are complete."""
+        self.settle()
+        self._changed = True
+        key = Asked(namespace=namespace).key(digest(prompt), self._cleared)
+        for response in responses:
+            self._index.begin(self._spare, key, tail_of(prompt), version)
+            self._index.add([self._spare], [len(response)], np.array(response, np.int32))
+            self.written += len(response)
+
+    def forget(self, namespace: str | None) -> None:
+        """All that was said, or what was within a namespace: that is found no more, and overwritten in time."""
+        self.settle()
+        self._look, self._changed = None, True
+        if namespace is None:
+            self._index = make_index(self.capacity)
+        else:
+            self._cleared[namespace] = self._cleared.get(namespace, 0) + 1
+        for req in self._live.values():
+            if namespace in (None, req.tlt_response.asked.namespace):
+                self._set_out(req)
+
+    @property
+    def tokens(self) -> int:
+        """That are kept."""
+        return self._index.tokens
+
+    @property
+    def bytes(self) -> int:
+        """Of memory, reserved."""
+        return self._index.bytes
+
+
+def tokens_of(result: Any, count: int) -> list[list[int]]:
+    """What a result gave each of `count` requests, copied to the CPU: a prefill a token, a decode step what it
+    accepted."""
+    rows: Ints = result.next_token_ids.numpy().reshape(count, -1)
+    lens = [1] * count if result.accept_lens is None else result.accept_lens.tolist()
+    return [row[:length].tolist() for row, length in zip(rows, lens, strict=True)]
