@@ -6,7 +6,7 @@ vLLM's names included, is derived when somebody scrapes, so that a metric more c
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -104,6 +104,17 @@ FEATURES_DROPPED = Named(
     ("reason",),
     known=("no_room", "no_trainer"),
 )
+HISTORY_TOKENS = Named("tlt_history_tokens", "Tokens of responses that are kept to draft from", kind="Gauge")
+HISTORY = tuple(
+    Named(f"tlt_history_{name}", f"{said}, where history drafts")
+    for name, said in (
+        ("written", "Tokens of responses that were taken in"),
+        ("lookups", "Requests that a step asked drafts for"),
+        ("found", "Requests that a step found drafts for"),
+        ("drafted", "Tokens that were drafted"),
+        ("accepted", "Drafted tokens that the target accepted"),
+    )
+)
 IGNORED_FIELDS = Named(
     "tlt_ignored_fields",
     "Requests with a field that was ignored, by its name; of names beyond the first 64: other",
@@ -117,7 +128,7 @@ GAUGES = (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS, SPECULATING, WATCH
 WEIGHTS = (WEIGHT_EVENTS, SWAP_SECONDS, *GAUGES)
 WATCH = (ALARMS, RECOVERY_SECONDS)
 FEATURES = (FEATURES_SENT, FEATURES_SENT_BYTES, FEATURES_DROPPED)
-GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES)
+GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES, (HISTORY_TOKENS, *HISTORY))
 """What is shown together, from the first that is written."""
 
 
@@ -259,6 +270,14 @@ def count_features_sent(tokens: int, nbytes: int) -> None:
 def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]) -> None:
     """Counts tokens whose features are lost."""
     _at(FEATURES_DROPPED, reason).inc(tokens)
+
+
+def count_history(tokens: int, counts: Mapping[str, int]) -> None:
+    """Counts what came of the history since the last time, by the ends of names of `HISTORY`; tokens: that it has."""
+    _at(HISTORY_TOKENS).set(tokens)
+    for metric in HISTORY:
+        if count := counts.get(metric.name.removeprefix("tlt_history_")):
+            _at(metric).inc(count)
 
 
 def count_ignored(name: str) -> None:

@@ -46,6 +46,7 @@ def describe(
         trainer=first.trainer,
         devices=sorted({device for answer in answers for device in answer.devices}),
         graphs=speculation.graphs,
+        history=first.history,
         load=load,
         generated_tokens=generated_tokens(families),
         time=time.time(),

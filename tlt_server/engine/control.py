@@ -133,6 +133,8 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case messages.Learn(learned):
             _require_arms(state)
             state.speculation.learn(learned)
+        case messages.LoadHistory() | messages.ForgetHistory():
+            _remember(scheduler, ask)
         case messages.Share(path):
             router.memory.require_weights()
             return Answer(shared=_shared(scheduler, path))
@@ -147,11 +149,23 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         progress=progress,
         offloaded=sorted(router.offload_tags),
         speculation=state.speculation.describe(),
+        history=None if state.history is None else state.history.describe(),
         trainer=state.trainer,
         devices=state.devices,
         held=scheduler._engine_paused,
         weight_version=state.publications.sampling[0],
     )
+
+
+def _remember(scheduler: Any, ask: messages.OfHistory) -> None:
+    state = scheduler.weight_updater.state
+    if state.history is None:
+        return  # the answer says so
+    match ask:
+        case messages.LoadHistory(given):
+            state.history.load(given, scheduler.model_config.vocab_size)
+        case messages.ForgetHistory(namespace):
+            state.history.forget(namespace)
 
 
 def _publish(router: Any, ask: messages.OfWeights) -> None:

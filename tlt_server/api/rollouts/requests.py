@@ -9,22 +9,37 @@ from typing import Any
 from tlt_server.api.rollouts.scope import PARSED
 from tlt_server.api.rollouts.seeds import give_seeds
 from tlt_server.engine.requests.continued import GENERATED, generated_tokens
+from tlt_server.engine.requests.remembered import HISTORY, KEY, NAMESPACE
 from tlt_server.engine.sampling.penalties import NEUTRAL
 
 
 def settle_request(obj: Any, raw: Any) -> None:
-    """Writes into a request's sampling parameters what is not upstream's: seeds, and what was generated before.
+    """Writes into a request's sampling parameters what is not upstream's: seeds, what was generated before, and what
+    it asks of the history.
 
     obj: upstream's, of one prompt or several, normalised. raw: the HTTP request; None: it is the server's own.
     """
     give_seeds(obj, raw)
+    prompts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
+    _remember(prompts, raw)
     generated = None if raw is None else raw.scope.get(PARSED, {}).get(GENERATED)
     if generated is None:
         return
-    prompts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
     counts = generated if isinstance(generated, list) else [generated] * len(prompts)
     for prompt, count in zip(prompts, counts, strict=True):
         _continue(prompt, count or 0)
+
+
+def _remember(prompts: list[Any], raw: Any) -> None:
+    """Has a request's prompts carry what it asks of the history."""
+    parsed = {} if raw is None else raw.scope.get(PARSED, {})
+    mode, namespace = parsed.get(HISTORY), parsed.get(NAMESPACE)
+    if mode is None and namespace is None:
+        return
+    for prompt in prompts:
+        custom = prompt.sampling_params.get("custom_params") or {}
+        asked = [mode or "both", namespace or ""]
+        prompt.sampling_params = prompt.sampling_params | {"custom_params": custom | {KEY: asked}}
 
 
 def _continue(obj: Any, generated: int) -> None:

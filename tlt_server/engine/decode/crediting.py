@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tlt_server.engine.weights.state import Stamp
+from tlt_server.metrics import count_history
 
 KEY = "weight_versions"
 """One `Stamp` a token, in a request's `customized_info`: upstream cuts it as it cuts the tokens, for streams too."""
@@ -47,7 +48,7 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     sampled = zip(batch.reqs, _sampled(batch, result), strict=True)
     live = [(req, count) for req, count in sampled if not (req.finished() or req.is_retracted)]
     if state.history is not None:
-        state.history.credited([req for req, _ in live], result)
+        state.history.credited(live, result)
     if scheduler.ps.attn_tp_rank == 0:  # the one that speaks to clients
         for req, count in live:
             _credit(req, count, stamp)
@@ -60,6 +61,8 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
         state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens, arm)
     with stamping_launched(scheduler):
         state.publications.tick()
+        if state.history is not None and state.show_history:
+            count_history(*state.history.untold())
         if decode:
             state.settled(stamp.drafter_version, arm, len(batch.reqs), [(req.rid, count - 1) for req, count in live])
 

@@ -4,16 +4,22 @@ All ranks hold the same index: what is added, and in which order, follows from t
 read of it for the strategy changes nothing in it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+from tlt_client import schemas
+from tlt_client.schemas import HistoryLoad
 
 from tlt_server.engine.requests.remembered import Asked, asked_of, digest, prompt_of
+from tlt_server.errors import ConfigError
 from tlt_server.history.calibration import Calibration
 from tlt_server.history.compiled import make_index
 from tlt_server.history.index import TAIL, Drafts, Ints, no_drafts, tail_of
+
+COUNTED = ("written", "lookups", "found", "drafted", "accepted")
 
 
 class Response:
@@ -51,7 +57,7 @@ class Histories:
         self._look: Look | None = None
         self._changed = False
         self.calibration = Calibration()
-        self.written = self.asked = self.found = self.drafted = 0
+        self.counts, self._told = Counter[str](), Counter[str]()
 
     # -- what requests say --
 
@@ -68,10 +74,13 @@ class Histories:
         """A step runs; its result is credited later."""
         self._under_way.append((tuple(reqs), result))
 
-    def credited(self, reqs: Iterable[Any], result: Any) -> None:
-        """A result has come, and is about to be appended to the output of these requests, which it counts for."""
+    def credited(self, given: Sequence[tuple[Any, int]], result: Any) -> None:
+        """A result has come, and is about to be appended to the output of the requests that it counts for, so many
+        tokens to each."""
         self._under_way = [each for each in self._under_way if each[1] is not result]
-        self._came += reqs
+        self._came += [req for req, _ in given]
+        if (arm := getattr(result, "arm", None)) is not None and arm.of_history:
+            self.counts["accepted"] += sum(count - 1 for _, count in given)
         self._changed = True
 
     def settle(self) -> None:
@@ -106,7 +115,7 @@ class Histories:
             response.told = len(output) + len(coming)
         count = sum(map(len, tokens))
         self._index.add(slots, [*map(len, tokens)], np.fromiter(chain.from_iterable(tokens), np.int32, count))
-        self.written += count
+        self.counts["written"] += count
 
     def _set_out(self, req: Any, coming: Sequence[int] = ()) -> None:
         """What a request says next follows upon its prompt, its output and this."""
@@ -124,9 +133,9 @@ class Histories:
         self.settle()
         self._hear(reqs)
         drafts = self._drafts(reqs, steps)
-        self.asked += sum(req.tlt_response.asked.reads for req in reqs)
-        self.found += int((drafts.lengths > 0).sum())
-        self.drafted += int(drafts.lengths.sum())
+        self.counts["lookups"] += sum(req.tlt_response.asked.reads for req in reqs)
+        self.counts["found"] += int((drafts.lengths > 0).sum())
+        self.counts["drafted"] += int(drafts.lengths.sum())
         return drafts
 
     def _drafts(self, reqs: Sequence[Any], steps: int) -> Drafts:
@@ -157,15 +166,19 @@ class Histories:
 
     # -- what others say --
 
-    def load(self, namespace: str, prompt: Sequence[int], responses: Sequence[Sequence[int]], version: int) -> None:
-        """Takes in responses that are complete."""
+    def load(self, given: HistoryLoad, vocabulary: int) -> None:
+        """Takes in responses that are complete. ConfigError: a token beyond the vocabulary; nothing was taken in."""
+        largest = max(map(max, (given.prompt, *given.responses)))
+        if largest >= vocabulary:
+            raise ConfigError(f"token {largest}: the model has {vocabulary}. Send ids of its own tokenizer")
         self.settle()
         self._changed = True
-        key = Asked(namespace=namespace).key(digest(prompt), self._cleared)
-        for response in responses:
-            self._index.begin(self._spare, key, tail_of(prompt), version)
+        version = self.version() if given.version is None else given.version
+        key = Asked(namespace=given.namespace).key(digest(given.prompt), self._cleared)
+        for response in given.responses:
+            self._index.begin(self._spare, key, tail_of(given.prompt), version)
             self._index.add([self._spare], [len(response)], np.array(response, np.int32))
-            self.written += len(response)
+            self.counts["written"] += len(response)
 
     def forget(self, namespace: str | None) -> None:
         """All that was said, or what was within a namespace: that is found no more, and overwritten in time."""
@@ -179,15 +192,19 @@ class Histories:
             if namespace in (None, req.tlt_response.asked.namespace):
                 self._set_out(req)
 
-    @property
-    def tokens(self) -> int:
-        """That are kept."""
-        return self._index.tokens
+    # -- what there is to tell --
 
-    @property
-    def bytes(self) -> int:
-        """Of memory, reserved."""
-        return self._index.bytes
+    def describe(self) -> schemas.History:
+        """As our routes show it."""
+        self.settle()
+        counts = {name: self.counts[name] for name in COUNTED}
+        return schemas.History(self._index.tokens, self.capacity, self._index.bytes, **counts)
+
+    def untold(self) -> tuple[int, dict[str, int]]:
+        """Tokens that are kept, and what was counted since the last time."""
+        since = self.counts - self._told
+        self._told = self.counts.copy()
+        return self._index.tokens, since
 
 
 def tokens_of(result: Any, count: int) -> list[list[int]]:

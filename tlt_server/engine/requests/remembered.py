@@ -6,21 +6,24 @@ It travels in its `custom_params`, which upstream hands to the scheduler as they
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from tlt_server.engine.requests.continued import prompt_length
 
 HISTORY, NAMESPACE = "history", "history_namespace"
-MODES = ("none", "read", "write", "both")
+"""Fields of a request: a mode, and a name."""
+KEY = "tlt_history"
+"""Of `custom_params`: both of them."""
+Mode = Literal["none", "read", "write", "both"]
 HEALTH_CHECK = "HEALTH_CHECK"
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """mode: of `MODES`. namespace: prompts of another one are other prompts."""
+    """namespace: prompts of another one are other prompts."""
 
-    mode: str = "both"
+    mode: Mode = "both"
     namespace: str = ""
 
     @property
@@ -50,8 +53,7 @@ def asked_of(req: Any) -> Asked:
     """By a scheduler's request. One given as embeddings has no tokens, and the server's own says nothing."""
     if req.input_embeds is not None or req.rid.startswith(HEALTH_CHECK):
         return Asked("none")
-    custom = req.sampling_params.custom_params or {}
-    return Asked(custom.get(HISTORY, "both"), custom.get(NAMESPACE, ""))
+    return Asked(*(req.sampling_params.custom_params or {}).get(KEY, ()))
 
 
 def prompt_of(req: Any) -> bytes:

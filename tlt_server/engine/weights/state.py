@@ -46,7 +46,7 @@ SHOWN_EVERY = 64
 @dataclass
 class EngineState:
     """Versions and events, beside the models that they speak of. devices: of all ranks, the same on each. target_era:
-    counts the calls that wrote to the target."""
+    counts the calls that wrote to the target. show_history: whether this rank tells the metrics of it."""
 
     publications: Publications
     events: EventLog
@@ -57,6 +57,7 @@ class EngineState:
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
     history: Histories | None = None
+    show_history: bool = False
     target_era: int = 0
     _settled: int = 0
 
@@ -154,6 +155,7 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()
+        state.show_history = True
     gc.collect()
     gc.freeze()  # what is there stays; checkpoint-engine collects all garbage at each update, with decoding at a stop
     return state
