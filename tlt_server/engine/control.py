@@ -127,12 +127,8 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case messages.ReadLearned():
             _require_arms(state)
             return Answer(learned=state.speculation.learned())
-        case messages.Wish(update):
-            _require_arms(state)
-            state.speculation.wish(update)
-        case messages.Learn(learned):
-            _require_arms(state)
-            state.speculation.learn(learned)
+        case messages.Wish() | messages.Learn():
+            _choose(state, ask)
         case messages.LoadHistory() | messages.ForgetHistory():
             _remember(scheduler, ask)
         case messages.Share(path):
@@ -155,6 +151,15 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         held=scheduler._engine_paused,
         weight_version=state.publications.sampling[0],
     )
+
+
+def _choose(state: Any, ask: messages.Wish | messages.Learn) -> None:
+    _require_arms(state)
+    match ask:
+        case messages.Wish(update):
+            state.speculation.wish(update)
+        case messages.Learn(learned):
+            state.speculation.learn(learned)
 
 
 def _remember(scheduler: Any, ask: messages.OfHistory) -> None:

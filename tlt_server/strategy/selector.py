@@ -150,9 +150,10 @@ class Selector:
         first, last = self._buckets.firsts[index], self._buckets.lasts[index]
         batch, cached = self._newest.get(index, (last, 0))
         arms = []
-        for arm in self._buckets.all[index].arms:
+        for arm in self._wished.all[index].arms:
             pulls, seconds = self._tallies.get((index, arm), (0, 0.0))
-            median, length = self._paper.median_reward(index, arm), self._estimates.length(arm)
+            median = self._paper.median_reward(index, arm) if arm in self._buckets.all[index].arms else None
+            length = self._estimates.length(arm)
             step_s = self._estimates.seconds(arm, batch, cached)
             rate = batch * length / step_s
             arms.append(schemas.ArmReport(to_client(arm), int(pulls), seconds, median, rate, length, 1000 * step_s))

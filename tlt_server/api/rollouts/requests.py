@@ -36,10 +36,10 @@ def _remember(prompts: list[Any], raw: Any) -> None:
     mode, namespace = parsed.get(HISTORY), parsed.get(NAMESPACE)
     if mode is None and namespace is None:
         return
-    for prompt in prompts:
-        custom = prompt.sampling_params.get("custom_params") or {}
+    for obj in prompts:
+        custom = obj.sampling_params.get("custom_params") or {}
         asked = [mode or "both", namespace or ""]
-        prompt.sampling_params = prompt.sampling_params | {"custom_params": custom | {KEY: asked}}
+        obj.sampling_params = obj.sampling_params | {"custom_params": custom | {KEY: asked}}
 
 
 def _continue(obj: Any, generated: int) -> None:

@@ -86,8 +86,9 @@ class NoDrafter(EagleDraftWorkerBase):
         )
 
     def _draft_extend_for_decode(self, batch: Any, result: Any) -> None:
+        proposal = result.next_draft_input
         for name, nothing in no_proposal(len(batch.reqs), self.device).items():
-            setattr(result.next_draft_input, name, nothing)
+            setattr(proposal, name, nothing)
 
 
 def no_proposal(count: int, device: Any, width: int = 1) -> dict[str, torch.Tensor]:
