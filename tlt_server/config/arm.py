@@ -65,11 +65,9 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
             numbers = [int(part) for part in (steps or HISTORY_STEPS if of_history else text).split(",")]
         except ValueError:
             numbers = []
-        if of_history and len(numbers) == 1:
-            return cls.history(numbers[0])
-        if len(numbers) != 3:
+        if len(numbers) != (1 if of_history else 3):
             raise ConfigError(f"arm {text!r}: write num_steps,topk,num_draft_tokens, as in 3,1,4; or history:7")
-        return cls(numbers[0], numbers[1], numbers[2])
+        return cls.history(numbers[0]) if of_history else cls(numbers[0], numbers[1], numbers[2])
 
     @classmethod
     def history(cls, steps: int) -> Self:

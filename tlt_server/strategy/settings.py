@@ -14,7 +14,7 @@ MODES = ("bandit", "paper", "pinned", "off")
 
 def to_client(arm: Choice) -> schemas.Arm | None:
     """An arm as the client knows it."""
-    return None if arm is None else schemas.Arm(*sizes(arm), arm.source)
+    return None if arm is None else schemas.Arm(*sizes(arm), arm.source.value)
 
 
 def from_client(arm: schemas.Arm | None) -> Choice:
