@@ -35,9 +35,7 @@ VLLM = "vllm:spec_decode_num"
 RECOVERY = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 SWAP = (0.0001, 0.0005, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 DRAFTS = Named("tlt_spec_drafts", "Verify passes, counted once for each request in the batch", (), f"{VLLM}_drafts")
-DRAFT_TOKENS = Named(
-    "tlt_spec_draft_tokens", "Tokens that the drafter proposed for verification", (), f"{VLLM}_draft_tokens"
-)
+DRAFT_TOKENS = Named("tlt_spec_draft_tokens", "Tokens that were proposed for verification", (), f"{VLLM}_draft_tokens")
 ACCEPTED_PER_POSITION = Named(
     "tlt_spec_accepted_tokens_per_position",
     "Proposed tokens that the target accepted, by depth in the draft (0 is the first)",
@@ -200,13 +198,22 @@ def count_verified(reqs: Sequence[Any], result: Any) -> None:
     if get_parallel().attn_tp_rank != 0:
         return
     accepted = result.num_correct_drafts_per_req_cpu
-    live = [n for req, n in zip(reqs, accepted, strict=True) if not (req.is_retracted or req.finished())]
+    drafted = drafted_of(result, len(reqs))
+    steps = zip(reqs, accepted, drafted, strict=True)
+    both = [(n, tokens) for req, n, tokens in steps if not (req.is_retracted or req.finished())]
+    live = [n for n, _ in both]
     if not live or result.speculative_num_draft_tokens == 1:  # a step that did not speculate: engine/decode/plain.py
         return
     _at(DRAFTS).inc(len(live))
-    _at(DRAFT_TOKENS).inc(len(live) * (result.speculative_num_draft_tokens - 1))
+    _at(DRAFT_TOKENS).inc(sum(tokens for _, tokens in both))
     for position in range(max(live)):
         _at(ACCEPTED_PER_POSITION, str(position)).inc(sum(n > position for n in live))
+
+
+def drafted_of(result: Any, count: int) -> list[int]:
+    """Tokens that were drafted for each of `count` requests of a verified batch: history may have had fewer."""
+    drafted: list[int] | None = getattr(result, "drafted", None)
+    return [result.speculative_num_draft_tokens - 1] * count if drafted is None else drafted
 
 
 @cache

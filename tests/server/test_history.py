@@ -78,6 +78,25 @@ def test_a_second_epoch_is_drafted_from_the_first(client: Client) -> None:
     assert lengths[1] > lengths[0] + 0.5
 
 
+def test_what_is_counted_is_what_was_found(client: Client) -> None:
+    """Not the width of the arm, which is verified in any case."""
+    client.forget_history()
+    client.set_strategy(PINNED)
+    before = client.history(), client.status().counters
+    rollouts = client.generate_batch(*siblings(2, 4))
+    after = client.history(), client.status().counters
+    counts = [rollout.spec for rollout in rollouts if rollout.spec]
+    proposed, accepted = (
+        sum(getattr(each, name) for each in counts) for name in ("proposed_drafts", "accepted_drafts")
+    )
+    assert proposed == after[0].drafted - before[0].drafted == after[1].draft_tokens - before[1].draft_tokens
+    assert accepted == after[0].accepted - before[0].accepted == after[1].accepted_tokens - before[1].accepted_tokens
+    assert 0 < proposed < 7 * sum(each.verify_calls for each in counts)
+    alone = client.generate("3", SamplingParams(max_new_tokens=3, sampling_seed=1), extra={"history": "none"})
+    assert alone.spec is not None
+    assert (alone.spec.proposed_drafts, alone.accept_length) == (0, 1.0)
+
+
 def test_the_bandit_drafts_where_something_was_said(client: Client) -> None:
     client.set_strategy(StrategyUpdate("bandit"))
     asked = siblings(2, 8)

@@ -42,7 +42,7 @@ def batch(*reqs: Any, extend: bool = False) -> Any:
 
 def result(*accepted: int) -> Any:
     lens = torch.tensor(accepted) if accepted else None
-    return Made(copy_done=None, accept_lens=lens, arm=ARM)
+    return Made(copy_done=None, accept_lens=lens, arm=ARM, speculative_num_draft_tokens=ARM.num_draft_tokens)
 
 
 @pytest.fixture
@@ -130,10 +130,10 @@ def test_every_rank_tells_the_drafter_what_was_accepted(scheduler: Any, rank: in
     credit_tokens(scheduler, batch(*reqs, extend=True), result())
     credit_tokens(scheduler, batch(reqs[1]), result(4))
     of_history = result(8)
-    of_history.arm = Arm.history(7)
+    of_history.arm, of_history.drafted = Arm.history(7), [5]
     credit_tokens(scheduler, batch(reqs[0]), of_history)
     assert told == [(3, ARM, [("a", 2), ("c", 0)]), (4, ARM, [("a", 1), ("c", 1)])]
-    assert reqs[0].spec_num_cap_tokens == (13 if rank == 0 else 0), "drafts that three passes verified"
+    assert reqs[0].spec_num_cap_tokens == (11 if rank == 0 else 0), "drafts that three passes verified"
     assert (reqs[0].customized_info is None) == (rank == 1)
 
 

@@ -82,9 +82,9 @@ def add_counts_to_meta_info(meta_info: dict[str, Any]) -> None:
     if not passes:
         return
     accepted = meta_info["spec_num_correct_drafts"]
-    proposed = round(passes * meta_info.pop("spec_cap_length"))
+    proposed = round(passes * meta_info.pop("spec_cap_length", 0))  # history may have proposed nothing
     meta_info["spec_num_proposed_drafts"] = meta_info["spec_proposed_drafts"] = proposed
     meta_info["spec_draft_token_num"] = proposed
     meta_info["spec_accept_token_num"] = accepted
-    meta_info["spec_accept_rate"] = accepted / proposed
+    meta_info["spec_accept_rate"] = accepted / proposed if proposed else 0.0
     meta_info["spec_accept_length"] = 1 + accepted / passes

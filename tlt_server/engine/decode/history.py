@@ -44,7 +44,10 @@ class Histories:
 
     capacity: tokens. slots: places of running requests; theirs in the request pool are their numbers here. deepest:
     tokens that an arm drafts at most. version: of the target that samples now.
+    drafted: how many tokens each request had in the newest step that asked.
     """
+
+    drafted: list[int]
 
     def __init__(self, capacity: int, slots: int, deepest: int, version: Callable[[], int] = lambda: 0) -> None:
         self.capacity, self.deepest, self.version = capacity, deepest, version
@@ -135,7 +138,8 @@ class Histories:
         drafts = self._drafts(reqs, steps)
         self.counts["lookups"] += sum(req.tlt_response.asked.reads for req in reqs)
         self.counts["found"] += int((drafts.lengths > 0).sum())
-        self.counts["drafted"] += int(drafts.lengths.sum())
+        self.drafted = drafts.lengths.tolist()
+        self.counts["drafted"] += sum(self.drafted)
         return drafts
 
     def _drafts(self, reqs: Sequence[Any], steps: int) -> Drafts:

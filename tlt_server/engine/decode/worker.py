@@ -157,6 +157,8 @@ class EagleWorker(EAGLEWorkerV2):
             if self.tap:
                 self.tap.take_step(batch.reqs, result, most=1)
         result.arm = arm
+        if self.history is not None and arm is not None and arm.of_history:
+            result.drafted = self.history.drafted
         if self.history is not None:
             self.history.launched(batch.reqs, result)
         return result
