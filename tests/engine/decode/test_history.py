@@ -195,6 +195,8 @@ def test_what_is_foreseen_is_of_the_present_requests() -> None:
     assert 1 < lengths[0] < lengths[-1] < 1 + STEPS
     assert history.foreseen() is None, "nothing has come since"
     says(history, second, SAID[1:4])
+    assert history.foreseen() is None, "it is soon enough in a few steps"
+    says(history, second, SAID[4:5], SAID[5:6], SAID[6:7])
     again = history.foreseen()
     assert again is not None
     assert again[-1] > lengths[-1], "they came as they were drafted"

@@ -6,7 +6,6 @@ read of it for the strategy changes nothing in it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,8 @@ from tlt_server.history.calibration import Calibration
 from tlt_server.history.compiled import make_index
 from tlt_server.history.index import TAIL, Drafts, Ints, no_drafts, tail_of
 
+EVERY = 4
+"""Steps of the same requests from one look ahead to the next: as many as between two decisions (strategy/bandit.py)."""
 COUNTED = ("written", "lookups", "found", "drafted", "accepted")
 
 
@@ -58,7 +59,7 @@ class Histories:
         self._came: list[Any] = []
         self._under_way: list[tuple[Sequence[Any], Any]] = []
         self._look: Look | None = None
-        self._changed = False
+        self._changed, self._steps = False, 0
         self.calibration = Calibration()
         self.counts, self._told = Counter[str](), Counter[str]()
 
@@ -84,7 +85,8 @@ class Histories:
         self._came += [req for req, _ in given]
         if (arm := getattr(result, "arm", None)) is not None and arm.of_history:
             self.counts["accepted"] += sum(count - 1 for _, count in given)
-        self._changed = True
+        self._steps += 1
+        self._changed |= self._steps % EVERY == 0
 
     def settle(self) -> None:
         """Takes in what results have given since, as far as it stays."""
@@ -98,27 +100,33 @@ class Histories:
     def _hear(self, reqs: Sequence[Any]) -> None:
         """Takes in what steps under way gave these requests: under overlap the one before, which is waited for. What
         is taken in beyond the end of one of them leads nowhere."""
+        wanted = set(map(id, reqs))
         for of, result in self._under_way:
             result.copy_done.synchronize()
-            self._add([each for each in zip(of, tokens_of(result, len(of)), strict=True) if each[0] in reqs])
+            given = zip(of, tokens_of(result, len(of)), strict=True)
+            self._add([(req, tokens) for req, tokens in given if id(req) in wanted])
 
     def _add(self, given: Sequence[tuple[Any, Sequence[int]]]) -> None:
         """What is new in the outputs of requests, and what will come behind it."""
-        slots, tokens = [], []
+        version = self.version()
+        slots: list[int] = []
+        counts: list[int] = []
+        new: list[int] = []
         for req, coming in given:
-            response, output = req.tlt_response, req.output_ids_through_stop
+            response, output, before = req.tlt_response, req.output_ids_through_stop, len(new)
             if len(output) < response.told or not response.asked.writes:  # a grammar took something back
                 self._set_out(req, coming)
                 continue
-            if response.version != self.version():
-                response.version = self.version()
-                self._index.stamp([response.slot], response.version)
-            slots.append(response.slot)
-            tokens.append([*output[response.told :], *coming])
+            if response.version != version:
+                response.version = version
+                self._index.stamp([response.slot], version)
+            new += output[response.told :]
+            new += coming
             response.told = len(output) + len(coming)
-        count = sum(map(len, tokens))
-        self._index.add(slots, [*map(len, tokens)], np.fromiter(chain.from_iterable(tokens), np.int32, count))
-        self.counts["written"] += count
+            slots.append(response.slot)
+            counts.append(len(new) - before)
+        self._index.add(slots, counts, np.array(new, np.int32))
+        self.counts["written"] += len(new)
 
     def _set_out(self, req: Any, coming: Sequence[int] = ()) -> None:
         """What a request says next follows upon its prompt, its output and this."""
@@ -153,8 +161,8 @@ class Histories:
         return drafts
 
     def foreseen(self) -> list[float] | None:
-        """Expected accept length of a step of the present requests, by tokens drafted from one on: before it, and
-        without waiting for the one under way. None: as last time."""
+        """Expected accept length of a step of the present requests, by tokens drafted from one on, without waiting for
+        the one under way: for others than before, and for the same now and then. None: as last time."""
         if not self._changed:
             return None
         self.settle()

@@ -38,8 +38,9 @@ class PlainSteps:
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
         # override: of a copy: a model runner reads in many places whether its server speculates
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        # override: of a copy: its passes, and their CUDA graphs, hand out all hidden states
-        runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
+        if worker.draft_worker.drafts:
+            # override: of a copy: its passes, and their CUDA graphs, hand out all hidden states
+            runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
         plan_decodes(runner.attn_backend)
