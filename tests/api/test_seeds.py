@@ -13,7 +13,7 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 from starlette.datastructures import Headers
 from tlt_client import sample_seed
-from tlt_client.wire import SEED
+from tlt_client.wire import PLACES, SEED
 
 from tlt_server.api.rollouts.requests import settle_request
 from tlt_server.api.rollouts.scope import PARSED, TOLD
@@ -24,9 +24,10 @@ SEEDS = st.integers(-(2**63), 2**64 - 1)
 DRAWN = st.integers(0, 2**53 - 1)
 
 
-def http(seed: str | None = None, **body: Any) -> Any:
+def http(seed: str | None = None, places: str | None = None, **body: Any) -> Any:
     """An HTTP request, as far as it is read."""
-    return SimpleNamespace(headers=Headers({SEED: seed} if seed else {}), scope={PARSED: body, TOLD: {}})
+    headers = {name: value for name, value in ((SEED, seed), (PLACES, places)) if value is not None}
+    return SimpleNamespace(headers=Headers(headers), scope={PARSED: body, TOLD: {}})
 
 
 def settled(raw: Any = None, **fields: Any) -> GenerateReqInput:
@@ -72,6 +73,28 @@ def test_a_mixed_seed_survives_json_readers(seed: int, index: int) -> None:
 def test_samples_of_neighbouring_seeds_do_not_coincide(seed: int) -> None:
     mixed = [sample_seed(seed + i, k) for i in range(16) for k in range(16)]
     assert len(set(mixed)) == len(mixed)
+
+
+@given(DRAWN, st.integers(1, 3), st.lists(st.booleans(), min_size=2, max_size=6), st.booleans())
+def test_a_part_of_a_batch_has_the_seeds_of_the_whole(
+    drawn: int, samples: int, first: list[bool], shared: bool
+) -> None:
+    ids, own = [[5]] * len(first), {"n": samples} | ({"sampling_seed": 9} if drawn % 2 else {})
+    whole = seeds(settled(http(str(drawn)), input_ids=ids, sampling_params=own if shared else [dict(own) for _ in ids]))
+    for part in (True, False):
+        if not (at := [place for place, in_first in enumerate(first) if in_first is part]):
+            continue
+        params = own if shared else [dict(own) for _ in at]
+        told = ",".join(str(0 if not shared and "sampling_seed" in own else place) for place in at)
+        request = settled(http(str(drawn), told), input_ids=[[5]] * len(at), sampling_params=params)
+        expected = [whole[place * samples + k] for place in at for k in range(samples)]
+        assert seeds(request) == expected
+
+
+@pytest.mark.parametrize("told", ["", "1", "1,2,3", "a,b", "-1,2", "1,", "1,9999999999"])
+def test_places_that_are_none_are_refused(told: str) -> None:
+    with pytest.raises(ValueError, match="must be 2 decimal numbers"):
+        settled(http("3", told), input_ids=[[5], [6]], sampling_params={})
 
 
 @given(SEEDS, st.integers(1, 4), st.integers(1, 5))

@@ -64,11 +64,6 @@ def test_what_sticks_goes_to_one_member(two: Fleet) -> None:
     assert len({two.generate(*range(256), i).headers["X-TLT-Replica"] for i in range(6)}) == 1
 
 
-def test_a_batch_stays_together(two: Fleet) -> None:
-    answer = two.http.post("/generate", json={"input_ids": [[1], [2], [3]], "rid": ["p", "q", "r"]})
-    assert [each["meta_info"]["id"] for each in answer.json()] == ["p", "q", "r"]
-
-
 def test_a_version_that_the_client_names_is_the_clients(two: Fleet) -> None:
     answer = two.generate(1, headers={"X-TLT-Weight-Version": "another"})
     assert (answer.status_code, two.states()) == (409, {"a": "ready", "b": "ready"})

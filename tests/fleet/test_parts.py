@@ -14,7 +14,7 @@ from tlt_server.errors import BadRequest, ConfigError
 from tlt_server.fleet.calls import called, for_ranks, merged, naming, said
 from tlt_server.fleet.log import Entry, Log, Past, checksum
 from tlt_server.fleet.reads import labelled
-from tlt_server.fleet.routing import NOTHING, SLACK, asked, choose, key_of
+from tlt_server.fleet.requests.routing import NOTHING, SLACK, asked, choose, key_of
 from tlt_server.fleet.start.replicas import as_reached, ranks
 from tlt_server.fleet.transaction import Kind, Publication
 

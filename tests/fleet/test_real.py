@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tlt_client import Client, SamplingParams
 from tlt_grpo.config import Config
@@ -23,9 +24,10 @@ from tlt_server.process import running_module
 pytestmark = [pytest.mark.server(), pytest.mark.slow]
 
 TARGET = default_paths()[0]
+TEXTS = [problem.prompt for problem in problems(8, seed=9)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=48)
 LIMITS = Limits(probe_every=1.0, probe=10.0, call=120.0, patience=60.0)
-SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "max_new_tokens": 64, "temperature": 1e-5, "steps": 4}
+SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "max_new_tokens": 64, "temperature": 1.0, "steps": 4}
 
 
 class Real(Fleet):
@@ -65,6 +67,27 @@ def test_the_client_takes_a_fleet_for_a_server(two: Real) -> None:
         assert {each.weight_version for each in rollouts} == {"again"}
         assert fleet.health()
         fleet.flush_cache()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/generate", {"text": TEXTS, "sampling_params": {"n": 2, "max_new_tokens": 16}}),
+        ("/v1/completions", {"prompt": TEXTS, "n": 2, "max_tokens": 16, "return_token_ids": True}),
+    ],
+)
+def test_a_batch_over_two_is_the_batch_of_one(two: Real, path: str, asked: dict[str, Any]) -> None:
+    seeded = {"headers": {"X-TLT-Seed": "77"}, "timeout": 120.0}
+    split = two.http.post(path, json=asked, **seeded).raise_for_status()
+    assert set(split.headers["X-TLT-Replica"].split(",")) == {"a", "b"}
+    whole = httpx.post(two.urls["b"] + path, json=asked, **seeded).raise_for_status()
+
+    def samples(answer: Any) -> list[Any]:
+        if isinstance(answer, list):
+            return [(each["output_ids"], each["meta_info"]["seed"]) for each in answer]
+        return [(each["index"], each["token_ids"]) for each in answer["choices"]] + [answer["usage"]["total_tokens"]]
+
+    assert samples(split.json()) == samples(whole.json())
 
 
 def rewards(two: Real, out: Path, *, killing: str | None = None) -> list[float]:

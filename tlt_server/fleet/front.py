@@ -12,11 +12,11 @@ from aiohttp import web
 from tlt_server.errors import BadRequest, ConfigError, ServerFailed
 from tlt_server.fleet.calls import ABORTS, CONTROL, SAMPLED, TOKENIZED
 from tlt_server.fleet.control import Control
-from tlt_server.fleet.data import Data, answered
 from tlt_server.fleet.links import Limits, Links, Reply, refusal
 from tlt_server.fleet.log import Log
 from tlt_server.fleet.members import Fleet
 from tlt_server.fleet.reads import Reads
+from tlt_server.fleet.requests.passing import Data, answered
 from tlt_server.fleet.upkeep import Upkeep
 from tlt_server.keys import Keys
 from tlt_server.watch.page import FILES, HEADERS

@@ -14,9 +14,9 @@ from tlt_client.schemas import Fleet, FleetEvent, FleetMember, FleetTransaction
 from tlt_server.errors import ServerFailed
 from tlt_server.fleet.calls import OF_ONE, under
 from tlt_server.fleet.control import Control
-from tlt_server.fleet.data import Data
 from tlt_server.fleet.links import Reply, refusal
 from tlt_server.fleet.members import Member, State
+from tlt_server.fleet.requests.passing import Data
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 SHOWN = 100
@@ -196,17 +196,22 @@ class Reads:
         )
         for (name, status), count in self._data.counts.requests.items():
             requests.add_metric([name, str(status)], count)
-        resent = CounterMetricFamily("tlt_fleet_resent", "Requests sent again: refused, or dead.", labels=["why"])
-        for why in ("refused", "dead"):
+        resent = CounterMetricFamily(
+            "tlt_fleet_resent", "Requests sent again, by what was with the member.", labels=["why"]
+        )
+        for why in ("refused", "dead", "quarantined"):
             resent.add_metric([why], self._data.counts.resent[why])
-        running = GaugeMetricFamily("tlt_fleet_running", "Requests on a member.", labels=["replica"])
+        running = GaugeMetricFamily("tlt_fleet_running", "Prompts on a member.", labels=["replica"])
         for name in self._fleet.members:
             running.add_metric([name], self._data.running[name])
+        split = CounterMetricFamily(
+            "tlt_fleet_split", "Batches dealt out to several members.", value=self._data.counts.split
+        )
         held = GaugeMetricFamily("tlt_fleet_held", "Requests that wait.", value=self._data.counts.held)
         paused = GaugeMetricFamily("tlt_fleet_paused", "1 while a trainer holds.", value=self._fleet.under_way.holds)
         count = self._fleet.publications
         published = CounterMetricFamily("tlt_fleet_publications", "Publications of the target.", value=count)
-        return [states, requests, resent, running, held, paused, published]
+        return [states, requests, resent, split, running, held, paused, published]
 
 
 class _Own:

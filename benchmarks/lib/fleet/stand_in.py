@@ -166,13 +166,19 @@ class StandIn:
         await self.going.wait()
         prompts = asked["prompt"] if isinstance(asked["prompt"][0], list) else [asked["prompt"]]
         runs = [(prompt, sample) for prompt in prompts for sample in range(asked.get("n", 1))]
-        rid = asked.get("request_id") or os.urandom(8).hex()
-        made = [_last(self._sample(p, f"{rid}-{i}", asked.get("max_tokens", 8))) for i, (p, _) in enumerate(runs)]
+        rid, seed = asked.get("request_id") or os.urandom(8).hex(), request.headers.get("X-TLT-Seed")
+        places = request.headers.get("X-TLT-Places") or ",".join(map(str, range(len(prompts))))
+        names = [f"{rid}_{place}_{k}" for place in places.split(",") for k in range(asked.get("n", 1))]
+        made = [
+            _last(self._sample(prompt, name, asked.get("max_tokens", 8), seed))
+            for (prompt, _), name in zip(runs, names, strict=True)
+        ]
         choices = [
             {"index": i, "token_ids": answer["output_ids"], "finish_reason": "length", "prompt_token_ids": runs[i][0]}
             for i, answer in enumerate(await asyncio.gather(*made))
         ]
-        return web.json_response({"id": rid, "choices": choices})
+        usage = {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": asked.get("max_tokens", 8) * len(runs)}
+        return web.json_response({"id": rid, "choices": choices, "usage": usage})
 
     async def abort(self, request: web.Request) -> web.Response:
         asked = await request.json()

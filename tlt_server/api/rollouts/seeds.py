@@ -2,15 +2,17 @@
 
 Sample k, from 0, of prompt j of a request with one seed for n samples of each prompt has the seed
 `sample_seed(seed, j * n + k)`. Where each prompt has sampling parameters of its own, those that give a seed count their
-own samples, `sample_seed(seed, k)`; those without share the drawn seed, as before.
+own samples, `sample_seed(seed, k)`; those without share the drawn seed, as before. Of a part of a batch, j is told by a
+header.
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from tlt_client.sampling import sample_seed
-from tlt_client.wire import SEED
+from tlt_client.wire import PLACES, SEED
 
 from tlt_server.api.rollouts.scope import TOLD
 
@@ -43,10 +45,11 @@ def give_seeds(obj: Any, raw: Any) -> None:
     of_prompts = [obj.sampling_params] if obj.is_single else obj.sampling_params[: obj.batch_size]
     samples, drawn, bases = getattr(obj, "parallel_sample_num", None) or 1, draw(raw), set()
     alike = all(params is of_prompts[0] for params in of_prompts)
+    at = places(raw, len(of_prompts))
     for prompt, params in enumerate(of_prompts):
         own = params.get("sampling_seed")
         base = drawn if own is None else _in_64_bits(own)
-        default = 0 if own is not None and not alike else prompt * samples
+        default = 0 if own is not None and not alike else at[prompt] * samples
         first = params.get(FIRST_SAMPLE, default)
         bases.add(base)
         seeded = {name: value for name, value in params.items() if name != FIRST_SAMPLE}
@@ -69,6 +72,18 @@ def draw(raw: Any) -> int:
     if not (given.isascii() and given.isdecimal() and len(given) <= 16 and int(given) < 2**DRAWN_BITS):
         raise ValueError(f"{SEED}: {given[:32]!r} must be a decimal number below 2**{DRAWN_BITS}")
     return int(given)
+
+
+def places(raw: Any, prompts: int) -> Sequence[int]:
+    """Of each prompt, in the batch that a request is a part of; of a whole one they are counted. ValueError: the header
+    does not hold them."""
+    given = None if raw is None else raw.headers.get(PLACES)
+    if given is None:
+        return range(prompts)
+    each = given.split(",")
+    if len(each) != prompts or not all(part.isascii() and part.isdecimal() and len(part) <= 9 for part in each):
+        raise ValueError(f"{PLACES}: {given[:32]!r} must be {prompts} decimal numbers, one for each prompt")
+    return [int(part) for part in each]
 
 
 def seed_sample(state: Any, req: Any) -> None:

@@ -14,7 +14,7 @@ from sglang.srt.entrypoints.openai.usage_processor import UsageProcessor
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from tlt_server.api.rollouts.gate import refusal
-from tlt_server.api.rollouts.seeds import FIRST_SAMPLE
+from tlt_server.api.rollouts.seeds import FIRST_SAMPLE, places
 from tlt_server.api.scheduler import as_json
 from tlt_server.api.vllm import answers
 from tlt_server.api.vllm.requests import Asked
@@ -55,19 +55,21 @@ class Serving(OpenAIServingBase):
         )
 
     async def _handle_non_streaming_request(self, adapted: GenerateReqInput, request: Any, raw: Any) -> Response:
-        prompts, spread = _spread(await self._fitting(adapted))
+        prompts, spread = _spread(await self._fitting(adapted, raw))
         rid = adapted.rid or uuid4().hex
-        rids = [rid] if prompts is None else [f"{rid}_{i}" for i in range(len(spread.input_ids))]
+        rids = [rid] if prompts is None else [f"{rid}_{each[FIRST_SAMPLE]}" for each in spread.sampling_params]
         known = {name for name in (adapted.rid, raw.headers.get("x-request-id")) if name}
         with under_way(known, rids):
-            outputs = await anext(self.tokenizer_manager.generate_request(replace(spread, rid=rid), raw))
+            outputs = await anext(
+                self.tokenizer_manager.generate_request(replace(spread, rid=rid if prompts is None else rids), raw)
+            )
         outputs = outputs if isinstance(outputs, list) else [outputs]
         return self._answer(request, rid, outputs if prompts is None else answers.prompt_major(outputs, prompts))
 
     def _answer(self, request: Any, rid: str, outputs: list[answers.Output]) -> Response:
         raise NotImplementedError
 
-    async def _fitting(self, adapted: GenerateReqInput) -> GenerateReqInput:
+    async def _fitting(self, adapted: GenerateReqInput, raw: Any) -> GenerateReqInput:
         """With prompts as token ids, cut as asked, and no more tokens asked for than the context has room for."""
         if adapted.contains_mm_input():
             return adapted
@@ -83,8 +85,8 @@ class Serving(OpenAIServingBase):
         samples = adapted.sampling_params.get("n") or 1
         params = [
             adapted.sampling_params
-            | {"max_new_tokens": max(min(most, room - len(each)), 1), FIRST_SAMPLE: number * samples}
-            for number, each in enumerate(prompts)
+            | {"max_new_tokens": max(min(most, room - len(each)), 1), FIRST_SAMPLE: place * samples}
+            for place, each in zip(places(raw, len(prompts)), prompts, strict=True)
         ]
         if several:
             return replace(adapted, text=None, input_ids=prompts, sampling_params=params)
@@ -140,7 +142,7 @@ class OpenAI(Serving):
         return adapted if request.stream else self._with_logprobs(adapted), request
 
     async def _handle_streaming_request(self, adapted: GenerateReqInput, request: Any, raw: Any) -> Response:
-        fitting = await self._fitting(adapted)
+        fitting = await self._fitting(adapted, raw)
         answer: Response = await self._upstream._handle_streaming_request(fitting, request, raw)
         return answer if answer.status_code == 200 else error_of(answer, self._path)
 

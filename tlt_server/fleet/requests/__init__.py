@@ -1,0 +1,1 @@
+"""The path of requests for responses: which member gets one, on to it and back, once more where that is safe."""
