@@ -433,7 +433,7 @@ class HistoryLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     prompt: TokenIds
     responses: Annotated[list[TokenIds], msgspec.Meta(min_length=1)]
     version: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
-    """Of the target that said them; None: the active one."""
+    """A number for the weights that said them; None: that of the active ones. It is kept, and weighs nothing yet."""
     namespace: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """As in requests' `history_namespace`."""
 

@@ -44,7 +44,8 @@ class Histories:
     """The index of one rank, and who reads and writes it.
 
     capacity: tokens. slots: places of running requests; theirs in the request pool are their numbers here. deepest:
-    tokens that an arm drafts at most. version: of the target that samples now.
+    tokens that an arm drafts at most. version: of the target that samples now, known alike on all ranks: a page of the
+    index is of one.
     drafted: how many tokens each request had in the newest step that asked.
     """
 

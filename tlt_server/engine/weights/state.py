@@ -148,10 +148,10 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     sharing, group = sharing_of(scheduler, publications), scheduler.tp_cpu_group
     devices = gathered(group, identity(torch.device(scheduler.device, scheduler.ps.gpu_id)))
     history = None if worker is None else worker.history
-    if history is not None:
-        history.version = lambda: publications.version
     parts = publications, events, drafter, speculation, sharing, devices
     state = EngineState(*parts, step_log=step_log, history=history)
+    if history is not None:
+        history.version = lambda: state.target_era
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()
