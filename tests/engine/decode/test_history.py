@@ -181,6 +181,22 @@ def test_under_overlap_the_step_before_is_waited_for() -> None:
     assert history.describe().accepted == 2
 
 
+def test_results_that_never_come_are_forgotten() -> None:
+    history, first, second = histories(), request(0), request(1)
+    begun(history, first, second)
+    says(history, first, SAID[1:])
+    lost = Made(
+        arm=None,
+        next_token_ids=torch.tensor([0]),
+        accept_lens=None,
+        copy_done=Made(synchronize=lambda: None),
+    )
+    history.launched([second], lost)
+    for token in SAID[1:6]:
+        says(history, second, [token])
+    assert drafts_of(history, second) == [SAID[6:13]]
+
+
 def test_what_is_foreseen_is_of_the_present_requests() -> None:
     history, first = histories(), request(0)
     assert history.foreseen() is None

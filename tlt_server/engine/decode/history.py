@@ -82,7 +82,10 @@ class Histories:
     def credited(self, given: Sequence[tuple[Any, int]], result: Any) -> None:
         """A result has come, and is about to be appended to the output of the requests that it counts for, so many
         tokens to each."""
-        self._under_way = [each for each in self._under_way if each[1] is not result]
+        for place, (_, launched) in enumerate(self._under_way):
+            if launched is result:
+                del self._under_way[: place + 1]  # they come in order: what is still before it was lost
+                break
         self._came += [req for req, _ in given]
         if (arm := getattr(result, "arm", None)) is not None and arm.of_history:
             self.counts["accepted"] += sum(count - 1 for _, count in given)

@@ -18,6 +18,7 @@ KEY = "tlt_history"
 """Of `custom_params`: both of them."""
 Mode = Literal["none", "read", "write", "both"]
 HEALTH_CHECK = "HEALTH_CHECK"
+"""How upstream's own requests are named (srt/constants.py)."""
 
 
 class Asked(msgspec.Struct, frozen=True):
