@@ -24,6 +24,7 @@ from tlt_server.process import free_port
     [
         ([], "give --replicas, or --member"),
         (["--member", "localhost:1"], "--member localhost:1: must begin with http"),
+        (["--member", "http://a:1", "--router", "b:2"], "--router b:2: must begin with http"),
         (["--member", "http://a:1", "--tp-size", "2"], "--tp-size: a flag of `tlt-server serve`"),
         (["--member", "http://a:1", "--host", "0.0.0.0"], "--host 0.0.0.0: others could use the fleet"),
     ],

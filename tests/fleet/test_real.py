@@ -27,7 +27,7 @@ TARGET = default_paths()[0]
 TEXTS = [problem.prompt for problem in problems(8, seed=9)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=48)
 LIMITS = Limits(probe_every=1.0, probe=10.0, call=120.0, patience=60.0)
-SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "max_new_tokens": 64, "temperature": 1.0, "steps": 4}
+SMALL: dict[str, Any] = {"prompts": 4, "group": 4, "max_new_tokens": 64, "temperature": 1.0, "steps": 4}
 
 
 class Real(Fleet):
@@ -107,5 +107,6 @@ def rewards(two: Real, out: Path, *, killing: str | None = None) -> list[float]:
 def test_a_run_goes_on_without_a_member_and_has_the_same_rewards(two: Real, tmp_path: Path) -> None:
     whole = rewards(two, tmp_path / "whole")
     assert len(whole) == SMALL["steps"]
+    assert len(set(whole)) > 1, "rewards that are all alike would show nothing"
     assert rewards(two, tmp_path / "less", killing="b") == whole
     two.await_states(a="ready", b="quarantined")

@@ -16,6 +16,7 @@ from tlt_server.fleet.links import Limits, Links, Reply, refusal
 from tlt_server.fleet.log import Log
 from tlt_server.fleet.members import Fleet
 from tlt_server.fleet.reads import Reads
+from tlt_server.fleet.registered import Registered
 from tlt_server.fleet.requests.passing import Data, answered
 from tlt_server.fleet.upkeep import Upkeep
 from tlt_server.keys import Keys
@@ -53,9 +54,11 @@ class Abort(msgspec.Struct):
 class Front:
     """A fleet's HTTP server. It lives from `start` to `close`, within one event loop."""
 
-    def __init__(self, state: Path, min_ready: int, limits: Limits, keys: Keys) -> None:
-        """ConfigError: the log in this folder cannot be used."""
-        self._keys, self._log = keys, Log(state)
+    def __init__(self, state: Path, min_ready: int, limits: Limits, keys: Keys, router: str | None = None) -> None:
+        """router: URL of an sglang-router that is told of ready members. ConfigError: the log in this folder cannot be
+        used."""
+        self._keys, self._log, self._router = keys, Log(state), router
+        self._registered: Registered | None = None
         self.fleet = Fleet(min_ready)
         self._limits = limits
 
@@ -65,7 +68,7 @@ class Front:
         self.control = Control(self.fleet, self._links, self._log, self._limits, self._turned)
         self.data = Data(self.control)
         self._reads = Reads(self.control, self.data)
-        self._upkeep = Upkeep(self.control, self.data.turned)
+        self._upkeep = Upkeep(self.control, self._turned)
         server = web.Server(
             self._answer, handler_cancellation=True, access_log=None, auto_decompress=False,
             max_line_size=LONG_HEADERS, max_field_size=LONG_HEADERS,
@@ -77,6 +80,10 @@ class Front:
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error
+        if self._router is not None:
+            self._registered = Registered(
+                self._router, self._keys.api, self.fleet, self._links, self._limits.probe_every
+            )
         self._recalling = asyncio.create_task(self._upkeep.recall())
         for name, url in members.items():
             self._upkeep.join(name, url)
@@ -85,12 +92,16 @@ class Front:
         self._recalling.cancel()
         await self._upkeep.close()
         await self.control.close()
+        if self._registered is not None:
+            await self._registered.close()
         await self._runner.cleanup()
         await self._links.close()
         self._log.close()
 
     def _turned(self) -> None:
         self.data.turned()
+        if self._registered is not None:
+            self._registered.turned()
 
     # -- requests --
 

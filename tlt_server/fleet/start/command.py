@@ -29,6 +29,7 @@ def fleet(
     host: Annotated[str, typer.Option(help="Where the fleet listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Likewise.")] = 30000,
     min_ready: Annotated[int, typer.Option(min=1, help="Members without which requests wait.")] = 1,
+    router: Annotated[str | None, typer.Option(help="URL of an sglang-router to tell of ready members.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Of the log, by which a front starts anew; else made.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="What clients must show; or TLT_API_KEY.")] = None,
     admin_api_key_file: Annotated[Path | None, typer.Option(help="For changes; or TLT_ADMIN_API_KEY.")] = None,
@@ -47,6 +48,7 @@ def fleet(
         port=port,
         min_ready=min_ready,
         state=state_dir,
+        router=router.rstrip("/") if router else None,
         insecure=insecure,
     )
     run(wanted, Keys.read(api_key_file, admin_api_key_file), lambda line: _out.print(line, markup=False))

@@ -28,7 +28,8 @@ class Wanted:
 
     replicas: servers to start by Ray, with the flags `serve`; address: of a Ray cluster, None: one of this machine.
     gpus: of each; None: its ranks', where the cluster has any. members: URLs of servers that others run. state: the
-    folder of the log; None: one that is made. module: Python's, with its words before the flags, that a replica runs.
+    folder of the log; None: one that is made. router: URL of an sglang-router to tell of ready members. module:
+    Python's, with its words before the flags, that a replica runs.
     """
 
     replicas: int
@@ -40,6 +41,7 @@ class Wanted:
     port: int
     min_ready: int
     state: Path | None
+    router: str | None
     insecure: bool
     limits: Limits = USUAL
     module: tuple[str, ...] = ("tlt_server", "serve")
@@ -50,9 +52,9 @@ class Wanted:
             raise ConfigError("a fleet has members: give --replicas, or --member for each server that runs already")
         if self.serve and not self.replicas:
             raise ConfigError(f"{self.serve[0]}: a flag of `tlt-server serve`, and there is no --replicas to start")
-        for url in self.members:
+        for flag, url in [("--member", url) for url in self.members] + [("--router", self.router or "http://")]:
             if not url.startswith(("http://", "https://")):
-                raise ConfigError(f"--member {url}: must begin with http:// or https://")
+                raise ConfigError(f"{flag} {url}: must begin with http:// or https://")
         if not is_loopback(self.host) and not keys.api and not self.insecure:
             raise ConfigError(f"--host {self.host}: others could use the fleet. Give --api-key-file, or --insecure")
         check_port(self.host, self.port)
@@ -67,7 +69,7 @@ def run(wanted: Wanted, keys: Keys, say: Say) -> None:
 
 async def _run(wanted: Wanted, keys: Keys, say: Say) -> None:
     state = wanted.state or Path(tempfile.mkdtemp(prefix="tlt-fleet-"))
-    front, ended = Front(state, wanted.min_ready, wanted.limits, keys), asyncio.Event()
+    front, ended = Front(state, wanted.min_ready, wanted.limits, keys, wanted.router), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     named = {f"member-{index}": url.rstrip("/") for index, url in enumerate(wanted.members)}
