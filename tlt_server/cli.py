@@ -1,4 +1,4 @@
-"""The command line: `tlt-server {fork, drafter, serve, fleet, train, bench, top, demo}`. Only here argv is read."""
+"""The command line: `tlt-server {fork, drafter, serve, fleet, keeper, train, …}`. Only here argv is read."""
 
 import sys
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from tlt_server.config import (
     Watchfulness,
 )
 from tlt_server.errors import DemoFailed, TltError
+from tlt_server.fleet.keeper.command import keeper
 from tlt_server.fleet.start.command import SETTINGS as fleet_settings
 from tlt_server.fleet.start.command import fleet
 from tlt_server.fork.commands import app as fork_app
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(fork_app, name="fork")
 app.command("fleet", **fleet_settings)(fleet)
+app.command("keeper")(keeper)
 app.add_typer(drafter_app, name="drafter")
 train_app = typer.Typer(help="Train the drafter of running servers.")
 app.add_typer(train_app, name="train")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.lib.fleet.evidence import Begin, Published, sampled_twice, stale_served, torn
+from benchmarks.lib.fleet.spread import CHUNK, spread
 from tlt_server.errors import BadRequest, ConfigError
 from tlt_server.fleet.calls import called, for_ranks, merged, naming, said
 from tlt_server.fleet.log import Entry, Log, Past, checksum
@@ -224,3 +225,20 @@ def test_evidence_counts_what_is_wrong() -> None:
 )
 def test_replicas_find_a_front_that_listens_everywhere(front: str, reached: str) -> None:
     assert as_reached(front, "10.0.0.9") == reached
+
+
+# -- bytes to many hosts --
+
+
+@given(st.integers(1, 40), st.integers(1, 64), st.integers(1, 64))
+def test_a_spread_is_no_faster_than_its_links(chunks: int, receivers: int, fan_out: int) -> None:
+    size, rate = chunks * CHUNK, 1e9
+    found = spread(size, receivers, fan_out, rate)
+    assert found.seconds >= min(fan_out, receivers) * size / rate - 1e-9
+    assert found.root_busy_s == pytest.approx(min(fan_out, receivers) * size / rate)
+    assert found.seconds <= receivers * size / rate + 1e-9, "never slower than one after the other"
+
+
+def test_a_star_and_a_chain_take_what_they_must() -> None:
+    assert spread(10 * CHUNK, 8, 8, 1e9).seconds == pytest.approx(8 * 10 * CHUNK / 1e9)
+    assert spread(10 * CHUNK, 8, 1, 1e9).seconds == pytest.approx((10 + 7) * CHUNK / 1e9)

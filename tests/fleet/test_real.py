@@ -3,23 +3,24 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tlt_client import Client, SamplingParams
-from tlt_grpo.config import Config
+from tlt_grpo.config import Config, Route
 from tlt_grpo.log import Line, Step
 from tlt_grpo.train import train
 
-from tests.fleet.conftest import Fleet
+from tests.fleet.conftest import NO_KEYS, Fleet, wait_for
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
+from tlt_server.fleet.front import Beside, Front
 from tlt_server.fleet.links import Limits
-from tlt_server.process import running_module
+from tlt_server.process import free_port, running_module
 
 pytestmark = [pytest.mark.server(), pytest.mark.slow]
 
@@ -90,23 +91,46 @@ def test_a_batch_over_two_is_the_batch_of_one(two: Real, path: str, asked: dict[
     assert samples(split.json()) == samples(whole.json())
 
 
-def rewards(two: Real, out: Path, *, killing: str | None = None) -> list[float]:
-    """Of each step of a run; a member is killed after the second one."""
+def rewards(url: str, out: Path, publish: Route = "disk", then: Callable[[], None] = lambda: None) -> list[float]:
+    """Of each step of a run; `then` is done in the middle of its third."""
     lines: list[Line] = []
 
     def heard(line: Line) -> None:
         lines.append(line)
-        if killing is not None and isinstance(line, Step) and line.step == 2:
-            threading.Timer(0.3, os.killpg, (two.pids[killing], signal.SIGKILL)).start()  # in the middle of the third
+        if isinstance(line, Step) and line.step == 2:
+            threading.Timer(0.3, then).start()
 
-    with Client(two.url) as client:
-        train(Config(url=two.url, model=str(TARGET), out=out, **SMALL), client, heard)
+    with Client(url) as client:
+        train(Config(url=url, model=str(TARGET), out=out, publish=publish, **SMALL), client, heard)
     return [line.reward for line in lines if isinstance(line, Step)]
 
 
+@contextmanager
+def behind_a_keeper(two: Real, folder: Path) -> Iterator[str]:
+    """A front of its own over the same two servers, whose trainers broadcast to a keeper; its URL."""
+    flags = ["--model-path", str(TARGET), "--folder", str(folder / "kept")]
+    with running_module(["tlt_server", "keeper"], flags, folder / "keeper.log", start_timeout=300) as (keeper, _):
+        front, port = Front(folder / "state", 1, LIMITS, NO_KEYS, Beside(keeper=keeper)), free_port()
+        two.run(front.start("127.0.0.1", port, {name: two.urls[name] for name in "ab"}))
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(lambda: len(front.fleet.ready()) == 2, within_s=60)
+            yield url
+        finally:
+            two.run(front.close())
+
+
 def test_a_run_goes_on_without_a_member_and_has_the_same_rewards(two: Real, tmp_path: Path) -> None:
-    whole = rewards(two, tmp_path / "whole")
+    """Its group outlives the member, too: the keeper is the one rank of it."""
+    whole = rewards(two.url, tmp_path / "whole")
     assert len(whole) == SMALL["steps"]
     assert len(set(whole)) > 1, "rewards that are all alike would show nothing"
-    assert rewards(two, tmp_path / "less", killing="b") == whole
+    with Client(two.url) as client:
+        client.update_weights_from_disk(str(TARGET), "again")
+
+    def kill() -> None:
+        os.killpg(two.pids["b"], signal.SIGKILL)
+
+    with behind_a_keeper(two, tmp_path) as url:
+        assert rewards(url, tmp_path / "less", "broadcast", kill) == whole
     two.await_states(a="ready", b="quarantined")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.fleet.conftest import QUICK, Fleet, answers, wait_for
-from tlt_server.fleet.front import Front
+from tlt_server.fleet.front import Beside, Front
 from tlt_server.keys import Keys
 from tlt_server.process import free_port
 
@@ -49,7 +49,7 @@ def workers(url: str) -> set[str] | None:
 
 def started(fleet: Fleet, router: str, *names: str) -> None:
     fleet.members(*names)
-    fleet.front = Front(fleet.folder / "state", 1, QUICK, Keys(), router)
+    fleet.front = Front(fleet.folder / "state", 1, QUICK, Keys(), Beside(router=router))
     fleet.run(fleet.front.start("127.0.0.1", fleet.port, {name: fleet.urls[name] for name in names}))
     fleet.await_states(**dict.fromkeys(names, "ready"))
 

@@ -17,13 +17,15 @@ from tlt_server.fleet.calls import (
     called,
     folder_of,
     for_ranks,
+    merged,
     name_of,
     naming,
     said,
 )
+from tlt_server.fleet.kept import Keeper
 from tlt_server.fleet.links import Limits, Links, Reply, refusal
 from tlt_server.fleet.log import Entry, Log, checksum
-from tlt_server.fleet.members import Ending, Fleet, Seen
+from tlt_server.fleet.members import Ending, Fleet
 from tlt_server.fleet.running import Running, answer_of
 from tlt_server.fleet.transaction import Answer, Kind, Transaction
 
@@ -44,6 +46,8 @@ class Control:
         """Members that are brought up to date just now, and so no passengers."""
         self.recalling = False
         """Whether it is not known yet what came of the last transaction of a front that was killed."""
+        self.keeper: Keeper | None = None
+        """Who receives broadcasts in the members' place."""
         self._told = told
         self._groups: dict[str, tuple[str, ...]] = {}
         self._joined: dict[tuple[str, str, bytes], asyncio.Task[Reply]] = {}
@@ -72,8 +76,11 @@ class Control:
     async def _answer(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         async with self.lock:
             try:
-                running = await self._begun(method, target, body, headers)
-                return await self._carried_out(running)
+                if self.keeper is not None and (
+                    kept := await self._by_keeper(self.keeper, method, target, body, headers)
+                ):
+                    return kept
+                return await self._carried_out(await self._begun(method, target, body, headers))
             except BadRequest as error:
                 return refusal(400, str(error))
             except (DiskFailed, ServerFailed) as error:
@@ -81,6 +88,25 @@ class Control:
             finally:
                 self.fleet.applied, self.fleet.taking_part, self.running = None, frozenset(), None
                 self._told()
+
+    async def _by_keeper(
+        self, keeper: Keeper, method: str, target: str, body: bytes, headers: Mapping[str, str]
+    ) -> Reply | None:
+        """The answer to what the keeper does; None: members are still to be asked. Either way they have read first what
+        it holds, if this call ends a publication; where they could not, that is the answer."""
+        told = said(body)
+        call = called(method, target.partition("?")[0], told)
+        assert call is not None
+        reply = await keeper.answer(call, method, target, body, told, headers)
+        if (reply is None or reply.ok) and keeper.publishes(call.kind, paused=self.fleet.under_way.paused):
+            path, reading = await keeper.whole()
+            done = await self._carried_out(await self._begun("POST", "/update_weights_from_disk", reading, headers))
+            await keeper.settle(path, refused=not done.ok)
+            if not done.ok or reply is None:
+                return reply if done.ok else done
+            lost = msgspec.json.decode(done.body).get("quarantined", ())
+            return reply._replace(body=merged("", [reply.body], lost))
+        return reply
 
     # -- begin --
 
@@ -184,7 +210,7 @@ class Control:
         came = found.publications > 0 or self.running is None or not self.running.writes
         if found.weight_version == version and found.whole and came:
             return Answer.OK, ""
-        return Answer.FAILED, f"has {_weights(found)} after {version!r} was published"
+        return Answer.FAILED, f"has {found.weights} after {version!r} was published"
 
     async def _undo(self, name: str) -> tuple[Answer, str]:
         running = self.running
@@ -268,7 +294,3 @@ class Control:
             setting=setting if kept and running.call.kept else None,
         )
         await asyncio.to_thread(self.log.write, entry)
-
-
-def _weights(found: Seen) -> str:
-    return f"weights {found.weight_version!r}" + ("" if found.whole else ", incomplete,")

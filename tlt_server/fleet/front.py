@@ -5,6 +5,7 @@ import hmac
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 from tlt_server.errors import BadRequest, ConfigError, ServerFailed
 from tlt_server.fleet.calls import ABORTS, CONTROL, SAMPLED, TOKENIZED
 from tlt_server.fleet.control import Control
+from tlt_server.fleet.kept import Keeper
 from tlt_server.fleet.links import Limits, Links, Reply, refusal
 from tlt_server.fleet.log import Log
 from tlt_server.fleet.members import Fleet
@@ -51,13 +53,22 @@ class Abort(msgspec.Struct):
     request_ids: list[str] | None = None
 
 
+class Beside(NamedTuple):
+    """URLs of what stands beside a front: an sglang-router that is told of ready members, and a keeper."""
+
+    router: str | None = None
+    keeper: str | None = None
+
+
+ALONE = Beside()
+
+
 class Front:
     """A fleet's HTTP server. It lives from `start` to `close`, within one event loop."""
 
-    def __init__(self, state: Path, min_ready: int, limits: Limits, keys: Keys, router: str | None = None) -> None:
-        """router: URL of an sglang-router that is told of ready members. ConfigError: the log in this folder cannot be
-        used."""
-        self._keys, self._log, self._router = keys, Log(state), router
+    def __init__(self, state: Path, min_ready: int, limits: Limits, keys: Keys, beside: Beside = ALONE) -> None:
+        """ConfigError: the log in this folder cannot be used."""
+        self._keys, self._log, self._beside = keys, Log(state), beside
         self._registered: Registered | None = None
         self.fleet = Fleet(min_ready)
         self._limits = limits
@@ -66,6 +77,13 @@ class Front:
         """Listens. ConfigError: it cannot, there. members: by name, their URLs."""
         self._links = Links(self._keys.admin or self._keys.api)
         self.control = Control(self.fleet, self._links, self._log, self._limits, self._turned)
+        if (url := self._beside.keeper) is not None:
+            self.control.keeper = Keeper(url, self._links, self._limits.probe)
+            try:
+                await self.control.keeper.recall()
+            except ServerFailed as error:
+                await self._links.close()
+                raise ConfigError(f"--keeper {url}: {error}. Start it by `tlt-server keeper`") from error
         self.data = Data(self.control)
         self._reads = Reads(self.control, self.data)
         self._upkeep = Upkeep(self.control, self._turned)
@@ -80,10 +98,9 @@ class Front:
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error
-        if self._router is not None:
-            self._registered = Registered(
-                self._router, self._keys.api, self.fleet, self._links, self._limits.probe_every
-            )
+        if (url := self._beside.router) is not None:
+            every = self._limits.probe_every
+            self._registered = Registered(url, self._keys.api, self.fleet, self._links, every)
         self._recalling = asyncio.create_task(self._upkeep.recall())
         for name, url in members.items():
             self._upkeep.join(name, url)

@@ -53,6 +53,11 @@ class Seen(NamedTuple):
     whole: bool = True
     model: str = ""
 
+    @property
+    def weights(self) -> str:
+        """In words."""
+        return f"weights {self.weight_version!r}" + ("" if self.whole else ", incomplete,")
+
 
 class Ending(NamedTuple):
     """What a transaction is to bring: what is under way after it, whether that ends a publication, and the version of

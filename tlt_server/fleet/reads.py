@@ -124,6 +124,8 @@ class Reads:
 
     async def _world_size(self, _target: str, _headers: Headers) -> Reply:
         members = self._fleet.in_service()
+        if (keeper := self._control.keeper) is not None:
+            return await self._get(keeper.url, "/get_world_size", {})
         try:
             sizes = await asyncio.gather(*(self._links.world(each.url, self._limits.probe) for each in members))
         except ServerFailed as error:

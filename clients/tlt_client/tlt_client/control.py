@@ -50,6 +50,10 @@ class Control:
     def server_info(self) -> Flow[dict[str, Any]]:
         return self._ask(dict[str, Any], "GET", "/server_info")
 
+    def world_size(self) -> Flow[int]:
+        said: dict[str, int] = yield from self._ask(dict[str, int], "GET", "/get_world_size")
+        return said["world_size"]
+
     def metrics(self) -> Flow[str]:
         body = yield from self.policy.ask(self.call("GET", "/metrics"))
         return body.decode(errors="replace")

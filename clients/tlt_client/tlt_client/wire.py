@@ -26,11 +26,8 @@ T = TypeVar("T")
 
 WEIGHT_VERSION, TARGET_VERSION = "X-TLT-Weight-Version", "X-TLT-Target-Version"
 """Headers of a request that only certain weights may sample: by the trainer's name for them, by tlt-server's number."""
-SEED = "X-TLT-Seed"
-"""Header of a request: its seed, should its body give none; a decimal number below 2**53."""
-PLACES = "X-TLT-Places"
-"""Header of a part of a batch: of each of its prompts the place, from 0, in the whole batch, by which samples are
-counted (`sample_seed`); decimal numbers with commas between."""
+SEED, PLACES = "X-TLT-Seed", "X-TLT-Places"
+"""Headers: a request's seed, where its body gives none, below 2**53; each prompt's place in the batch that is split."""
 
 _OURS = ("text", "input_ids", "sampling_params", "return_logprob", "rid", "stream")
 _MAX_MESSAGE = 500

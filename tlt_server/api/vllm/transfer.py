@@ -7,14 +7,11 @@ it is over or the trainer has sent nothing for `transfer_timeout_s`.
 """
 
 import asyncio
-import base64
-import binascii
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
-from msgspec import Meta
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 from sglang.srt.runtime_context import get_server_args
 
@@ -24,73 +21,13 @@ from tlt_server.api.vllm.edge import control
 from tlt_server.config import ServerConfig
 from tlt_server.engine import messages
 from tlt_server.engine.messages import Progress
+from tlt_server.engine.transfer.asked import Finish, Init, Update, UpdateInfo
 from tlt_server.errors import BadRequest
 
 router = APIRouter()
 
-ID_BYTES = 128
-"""Of NCCL's unique id."""
 TURN_S = 0.02
 """Between two questions how far it is, while nothing comes; the schedulers have other things to do."""
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Ranks = Annotated[int, Meta(ge=1, le=2**20)]
-Bytes = Annotated[int, Meta(ge=1, le=2**34)]
-
-
-class InitInfo(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's, of its NCCL engine; `backend` is ours."""
-
-    rank_offset: Ranks
-    world_size: Ranks
-    master_address: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-    master_port: Port | None = None
-    nccl_unique_id_b64: str | None = None
-    packed: bool = False
-    packed_buffer_size_bytes: Bytes = 2**30
-    packed_num_buffers: Ranks = 2
-    backend: str | None = None
-
-    def asked(self) -> messages.Join:
-        """Raises BadRequest: neither a store nor an id, or both, or an id that is none."""
-        store = (self.master_address, self.master_port)
-        if (None in store) is (self.nccl_unique_id_b64 is None):
-            raise BadRequest("init_info: give master_address and master_port, or nccl_unique_id_b64")
-        address, unique_id = None, None
-        if self.nccl_unique_id_b64 is not None:
-            unique_id = _id(self.nccl_unique_id_b64)
-        elif self.master_address is not None and self.master_port is not None:
-            address = (self.master_address, self.master_port)
-        where = (address, self.world_size, self.rank_offset, self.backend, unique_id)
-        return messages.Join(*where, self.packed, self.packed_buffer_size_bytes)
-
-
-class UpdateInfo(msgspec.Struct, forbid_unknown_fields=True):
-    """Tensors in the order in which they are sent; empty: those of the last time."""
-
-    names: Annotated[list[str], Meta(max_length=10**6)] = []
-    dtype_names: list[str] = []
-    shapes: list[list[int]] = []
-    packed: bool | None = None
-    packed_buffer_size_bytes: Bytes | None = None
-    packed_num_buffers: Ranks = 2
-
-    def asked(self) -> messages.Receive:
-        return messages.Receive(self.names, self.dtype_names, self.shapes, self.packed, self.packed_buffer_size_bytes)
-
-
-class Init(msgspec.Struct):
-    init_info: InitInfo
-
-
-class Update(msgspec.Struct):
-    """weight_dir: prime-rl's, a checkpoint on a disk that both sides see."""
-
-    update_info: UpdateInfo | None = None
-    weight_dir: str | None = None
-
-
-class Finish(msgspec.Struct):
-    weight_version: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
 
 
 class Call(msgspec.Struct):
@@ -227,16 +164,6 @@ def _converted(kwargs: dict[str, Any]) -> UpdateInfo:
         return msgspec.convert(kwargs.get("update_info"), UpdateInfo)
     except msgspec.ValidationError as error:
         raise BadRequest(f"update_info: {error}") from error
-
-
-def _id(text: str) -> bytes:
-    try:
-        found = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise BadRequest(f"init_info: nccl_unique_id_b64 is not base64: {error}") from error
-    if len(found) != ID_BYTES:
-        raise BadRequest(f"init_info: nccl_unique_id_b64 has {len(found)} bytes, NCCL's ids have {ID_BYTES}")
-    return found
 
 
 async def _over() -> Progress:

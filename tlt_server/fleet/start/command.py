@@ -30,12 +30,14 @@ def fleet(
     port: Annotated[int, typer.Option(help="Likewise.")] = 30000,
     min_ready: Annotated[int, typer.Option(min=1, help="Members without which requests wait.")] = 1,
     router: Annotated[str | None, typer.Option(help="URL of an sglang-router to tell of ready members.")] = None,
+    keeper: Annotated[str | None, typer.Option(help="URL of a `tlt-server keeper`, which trainers send to.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Of the log, by which a front starts anew; else made.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="What clients must show; or TLT_API_KEY.")] = None,
     admin_api_key_file: Annotated[Path | None, typer.Option(help="For changes; or TLT_ADMIN_API_KEY.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve though others may get in.")] = False,
 ) -> None:
     """Run several servers behind one URL, which any trainer takes for one."""
+    from tlt_server.fleet.front import Beside
     from tlt_server.fleet.start.run import Wanted, run
 
     wanted = Wanted(
@@ -48,7 +50,7 @@ def fleet(
         port=port,
         min_ready=min_ready,
         state=state_dir,
-        router=router.rstrip("/") if router else None,
+        beside=Beside(router and router.rstrip("/"), keeper and keeper.rstrip("/")),
         insecure=insecure,
     )
     run(wanted, Keys.read(api_key_file, admin_api_key_file), lambda line: _out.print(line, markup=False))

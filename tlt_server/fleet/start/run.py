@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from tlt_server.errors import ConfigError
-from tlt_server.fleet.front import Front
+from tlt_server.fleet.front import Beside, Front
 from tlt_server.fleet.links import Limits
 from tlt_server.fleet.members import Event, Fleet, State
 from tlt_server.keys import Keys
@@ -28,8 +28,8 @@ class Wanted:
 
     replicas: servers to start by Ray, with the flags `serve`; address: of a Ray cluster, None: one of this machine.
     gpus: of each; None: its ranks', where the cluster has any. members: URLs of servers that others run. state: the
-    folder of the log; None: one that is made. router: URL of an sglang-router to tell of ready members. module:
-    Python's, with its words before the flags, that a replica runs.
+    folder of the log; None: one that is made. beside: what stands beside the front. module: Python's, with its words
+    before the flags, that a replica runs.
     """
 
     replicas: int
@@ -41,7 +41,7 @@ class Wanted:
     port: int
     min_ready: int
     state: Path | None
-    router: str | None
+    beside: Beside
     insecure: bool
     limits: Limits = USUAL
     module: tuple[str, ...] = ("tlt_server", "serve")
@@ -52,7 +52,8 @@ class Wanted:
             raise ConfigError("a fleet has members: give --replicas, or --member for each server that runs already")
         if self.serve and not self.replicas:
             raise ConfigError(f"{self.serve[0]}: a flag of `tlt-server serve`, and there is no --replicas to start")
-        for flag, url in [("--member", url) for url in self.members] + [("--router", self.router or "http://")]:
+        beside = [(f"--{name}", url) for name, url in self.beside._asdict().items() if url is not None]
+        for flag, url in [("--member", url) for url in self.members] + beside:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{flag} {url}: must begin with http:// or https://")
         if not is_loopback(self.host) and not keys.api and not self.insecure:
@@ -69,7 +70,7 @@ def run(wanted: Wanted, keys: Keys, say: Say) -> None:
 
 async def _run(wanted: Wanted, keys: Keys, say: Say) -> None:
     state = wanted.state or Path(tempfile.mkdtemp(prefix="tlt-fleet-"))
-    front, ended = Front(state, wanted.min_ready, wanted.limits, keys, wanted.router), asyncio.Event()
+    front, ended = Front(state, wanted.min_ready, wanted.limits, keys, wanted.beside), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     named = {f"member-{index}": url.rstrip("/") for index, url in enumerate(wanted.members)}

@@ -75,7 +75,7 @@ class Weights:
         _require_torch()
         from tlt_client.weights.group import Opening
 
-        ranks, _ = yield from self._sizes()
+        ranks = yield from self._ranks()
         opening = Opening(master_address, 1 + ranks, backend, within_s)
         yield from self._control.policy.fetch(
             self._control.call("POST", "/init_weights_update_group", opening.asked, within_s)
@@ -88,6 +88,17 @@ class Weights:
             yield from self._control.policy.fetch(call)
         finally:
             group.close()
+
+    def _ranks(self) -> Flow[int]:
+        """That join a group: of a fleet all members', or its keeper's; one server has no route for it, but in vLLM's
+        dialect."""
+        try:
+            return (yield from self._control.world_size())
+        except errors.RequestRefused as refused:
+            if refused.status != 404:
+                raise
+        ranks, _ = yield from self._sizes()
+        return ranks
 
     def _sizes(self) -> Flow[tuple[int, int]]:
         """Ranks that hold a part of the target, and replicas of it."""
