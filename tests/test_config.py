@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,9 @@ from tlt_server.config import (
     Watchfulness,
     beside,
     read_toml,
+    widest,
 )
+from tlt_server.config.arm import Source
 from tlt_server.errors import ConfigError
 
 steps, branches = st.integers(1, 16), st.integers(1, 16)
@@ -48,6 +51,29 @@ def test_no_other_arm_is_accepted(num_steps: int, topk: int, tokens: int) -> Non
 def test_what_is_no_arm(text: str) -> None:
     with pytest.raises(ConfigError, match="write num_steps,topk,num_draft_tokens"):
         Arm.parse(text)
+
+
+def test_arms_of_history() -> None:
+    assert Arm.parse("history") == Arm.parse("history:7") == Arm.history(7)
+    assert str(Arm.history(3)) == "history:3"
+    assert widest([Arm.history(7), Arm(5, 4, 16)]) == Arm(7, 4, 16)
+    for text in ("history:0", "history:x", "history:3,1,4", "memory:3"):
+        with pytest.raises(ConfigError, match=r"history:|memory:"):
+            Arm.parse(text)
+    with pytest.raises(ConfigError, match="is a chain"):
+        Arm(3, 2, 6, Source.HISTORY)
+
+
+def test_what_needs_no_drafter() -> None:
+    config = read_config(None, "none", ["history:7", "history:3"])
+    assert (config.without_drafter, config.keeps_history, config.begins_untrained) == (True, True, False)
+    assert not ServerConfig().keeps_history
+    assert read_config(None, None, ["3,1,4", "history"]).keeps_history
+    with pytest.raises(ConfigError, match=r"--drafter none beside arms \(3,1,4\): give --arm history"):
+        read_config(None, "none", ["3,1,4", "history"])
+    with pytest.raises(ConfigError, match="named twice"):
+        read_config(None, None, ["history", "history:7"])
+    assert msgspec.json.decode(msgspec.json.encode(config), type=ServerConfig) == config
 
 
 def test_flags_go_before_the_file(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tlt_server.config import AUTO, MTP, Arm, DrafterKind, ServerConfig
+from tlt_server.config import AUTO, MTP, NONE, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
 from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse
@@ -54,6 +55,19 @@ def test_without_a_drafter_it_is_the_targets_own_head(algorithm: str) -> None:
     assert flags["--speculative-draft-model-path"] == flags["--model-path"]
     made = values(compose(ServerConfig(drafter=MTP), MODEL, gpu=True))
     assert (made["--speculative-algorithm"], made["--speculative-draft-model-path"]) == ("EAGLE", made["--model-path"])
+
+
+def test_history_alone_loads_no_drafter() -> None:
+    """By EAGLE's verification; what asks for a drafter is refused."""
+    config = ServerConfig(drafter=NONE, arms=(Arm.history(7), Arm.history(3)))
+    flags = values(compose(config, MODEL, gpu=True))
+    assert flags["--speculative-algorithm"] == "EAGLE"
+    assert "--speculative-draft-model-path" not in flags
+    sizes = [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    assert sizes == ["7", "1", "8"]
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        compose(config, [*MODEL, "--speculative-algorithm", "EAGLE"], gpu=True)
+    assert compose(replace(config, speculation=False), MODEL, gpu=True) == [*MODEL, "--enable-metrics"]
 
 
 def test_no_speculation() -> None:

@@ -57,11 +57,11 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 )
 def serve(
     context: typer.Context,
-    drafter: Annotated[str | None, typer.Option(help="EAGLE or EAGLE-3 drafter: folder, hub name, auto, mtp.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="EAGLE or EAGLE-3: folder, hub name; auto, mtp, none.")] = None,
     drafter_kind: Annotated[DrafterKind | None, typer.Option(help="What --drafter auto makes; eagle.")] = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="num_steps,topk,num_draft_tokens; several to choose from; auto; 3,1,4 by default."),
+        typer.Option(help="num_steps,topk,num_draft_tokens, history:7; several to choose from; auto; 3,1,4 if none."),
     ] = None,
     speculation: Annotated[bool | None, typer.Option(help="Whether to use the drafter.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Drafter trainer to follow: tcp://HOST:PORT, ipc://PATH.")] = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tlt_server import demo
-from tlt_server.config import AUTO, MTP, DrafterKind, ServerConfig, Trainer, drafter_cache, widest
+from tlt_server.config import AUTO, MTP, NONE, DrafterKind, ServerConfig, Trainer, drafter_cache, widest
 from tlt_server.errors import ConfigError
 from tlt_server.keys import MASK, Keys, password, require_private
 from tlt_server.preflight import (
@@ -73,14 +73,16 @@ def compose(config: ServerConfig, argv: Sequence[str], *, gpu: bool) -> list[str
         added["--model-path"] = str(target)
         drafter = drafter or str(embedded_drafter)
     own = _given(argv, "--speculative-algorithm")
-    if config.drafter in (AUTO, MTP) and config.speculation and own:
+    if config.drafter in (AUTO, MTP, NONE) and config.speculation and own:
         raise ConfigError(f"--drafter {config.drafter} beside --speculative-algorithm: drop one of the two")
     if drafter and config.speculation and not own:
-        folder, algorithm = _drafter(argv, config, drafter, added)
+        if drafter == NONE:
+            added["--speculative-algorithm"] = "EAGLE"  # whose verification it is; without a path nothing is loaded
+        else:
+            folder, algorithm = _drafter(argv, config, drafter, added)
+            added |= {"--speculative-algorithm": algorithm, "--speculative-draft-model-path": folder}
         arm = widest(config.to_try)
         added |= {
-            "--speculative-algorithm": algorithm,
-            "--speculative-draft-model-path": folder,
             "--speculative-num-steps": str(arm.num_steps),
             "--speculative-eagle-topk": str(arm.topk),
             "--speculative-num-draft-tokens": str(arm.num_draft_tokens),
@@ -193,7 +195,7 @@ def following(
     """A context in which a server follows its drafter trainer, if it has one. ConfigError: it cannot."""
     if trainer is None:
         return nullcontext()
-    if server_args.speculative_algorithm is None:
+    if server_args.speculative_draft_model_path is None:
         raise ConfigError("--trainer: this server has no drafter that could be exchanged. Give --drafter, or drop it")
     if drafts_by_own_head(server_args):
         raise ConfigError("--trainer: it makes EAGLE drafters, and an MTP head is the target's. Drop one of the two")
@@ -287,6 +289,7 @@ def prepare(
     require_supported(server_args)
     if server_args.enable_return_routed_experts:
         check_experts(server_args.model_path)
-    _check_drafter(server_args)
+    if not config.without_drafter:
+        _check_drafter(server_args)
     check_port(server_args.host, server_args.port)
     return server_args, following(config.trainer, server_args, keys)

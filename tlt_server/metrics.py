@@ -6,7 +6,7 @@ vLLM's names included, is derived when somebody scrapes, so that a metric more c
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -35,9 +35,7 @@ VLLM = "vllm:spec_decode_num"
 RECOVERY = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 SWAP = (0.0001, 0.0005, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 DRAFTS = Named("tlt_spec_drafts", "Verify passes, counted once for each request in the batch", (), f"{VLLM}_drafts")
-DRAFT_TOKENS = Named(
-    "tlt_spec_draft_tokens", "Tokens that the drafter proposed for verification", (), f"{VLLM}_draft_tokens"
-)
+DRAFT_TOKENS = Named("tlt_spec_draft_tokens", "Tokens that were proposed for verification", (), f"{VLLM}_draft_tokens")
 ACCEPTED_PER_POSITION = Named(
     "tlt_spec_accepted_tokens_per_position",
     "Proposed tokens that the target accepted, by depth in the draft (0 is the first)",
@@ -104,6 +102,17 @@ FEATURES_DROPPED = Named(
     ("reason",),
     known=("no_room", "no_trainer"),
 )
+HISTORY_TOKENS = Named("tlt_history_tokens", "Tokens of responses that are kept to draft from", kind="Gauge")
+HISTORY = tuple(
+    Named(f"tlt_history_{name}", f"{said}, where history drafts")
+    for name, said in (
+        ("written", "Tokens of responses that were taken in"),
+        ("lookups", "Requests that a step asked drafts for"),
+        ("found", "Requests that a step found drafts for"),
+        ("drafted", "Tokens that were drafted"),
+        ("accepted", "Drafted tokens that the target accepted"),
+    )
+)
 IGNORED_FIELDS = Named(
     "tlt_ignored_fields",
     "Requests with a field that was ignored, by its name; of names beyond the first 64: other",
@@ -117,7 +126,7 @@ GAUGES = (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS, SPECULATING, WATCH
 WEIGHTS = (WEIGHT_EVENTS, SWAP_SECONDS, *GAUGES)
 WATCH = (ALARMS, RECOVERY_SECONDS)
 FEATURES = (FEATURES_SENT, FEATURES_SENT_BYTES, FEATURES_DROPPED)
-GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES)
+GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES, (HISTORY_TOKENS, *HISTORY))
 """What is shown together, from the first that is written."""
 
 
@@ -189,13 +198,22 @@ def count_verified(reqs: Sequence[Any], result: Any) -> None:
     if get_parallel().attn_tp_rank != 0:
         return
     accepted = result.num_correct_drafts_per_req_cpu
-    live = [n for req, n in zip(reqs, accepted, strict=True) if not (req.is_retracted or req.finished())]
+    drafted = drafted_of(result, len(reqs))
+    steps = zip(reqs, accepted, drafted, strict=True)
+    both = [(n, tokens) for req, n, tokens in steps if not (req.is_retracted or req.finished())]
+    live = [n for n, _ in both]
     if not live or result.speculative_num_draft_tokens == 1:  # a step that did not speculate: engine/decode/plain.py
         return
     _at(DRAFTS).inc(len(live))
-    _at(DRAFT_TOKENS).inc(len(live) * (result.speculative_num_draft_tokens - 1))
+    _at(DRAFT_TOKENS).inc(sum(tokens for _, tokens in both))
     for position in range(max(live)):
         _at(ACCEPTED_PER_POSITION, str(position)).inc(sum(n > position for n in live))
+
+
+def drafted_of(result: Any, count: int) -> list[int]:
+    """Tokens that were drafted for each of `count` requests of a verified batch: history may have had fewer."""
+    drafted: list[int] | None = getattr(result, "drafted", None)
+    return [result.speculative_num_draft_tokens - 1] * count if drafted is None else drafted
 
 
 @cache
@@ -259,6 +277,14 @@ def count_features_sent(tokens: int, nbytes: int) -> None:
 def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]) -> None:
     """Counts tokens whose features are lost."""
     _at(FEATURES_DROPPED, reason).inc(tokens)
+
+
+def count_history(tokens: int, counts: Mapping[str, int]) -> None:
+    """Counts what came of the history since the last time, by the ends of names of `HISTORY`; tokens: that it has."""
+    _at(HISTORY_TOKENS).set(tokens)
+    for metric in HISTORY:
+        if count := counts.get(metric.name.removeprefix("tlt_history_")):
+            _at(metric).inc(count)
 
 
 def count_ignored(name: str) -> None:

@@ -142,9 +142,9 @@ def send_features(result: Any) -> None:
 
 def draft_worker_class() -> type:
     """What an EAGLE worker drafts with."""
-    from tlt_server.engine.decode.drafting import Drafting
+    from tlt_server.engine.decode.undrafted import draft_worker_class
 
-    return Drafting
+    return draft_worker_class()
 
 
 def announcer(scheduler: Any) -> Any:

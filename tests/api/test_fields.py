@@ -64,7 +64,8 @@ def models() -> list[tuple[Table, set[str]]]:
 
 def test_every_field_of_upstreams_models_is_in_the_table() -> None:
     """Upstream's chat reads `reasoning` before its model does."""
-    extra = {openai.CHAT: {"reasoning"}, GENERATE: {"generated_tokens"}}
+    history = {"history", "history_namespace"}
+    extra = {openai.CHAT: {"reasoning", *history}, GENERATE: {"generated_tokens", *history}, openai.COMPLETION: history}
     for table, fields in models():
         assert set(table.fields) == fields | extra.get(table, set()), table.name
 

@@ -42,6 +42,7 @@ SWITCHING = {
     "tight-arms": [*SEVERAL, "--chunked-prefill-size", "16", "--max-total-tokens", "1000"],
 }
 HERE = Path(__file__).parent
+HISTORY = ["--arm", "history:7"]
 VLLM = ["--tlt-config", str(HERE / "vllm.toml")]
 CONFIGS: dict[str, list[str]] = {
     **DRAFTING,
@@ -49,6 +50,15 @@ CONFIGS: dict[str, list[str]] = {
     "plain-workers": ["--no-speculation", "--tokenizer-worker-num", "2"],
     **SWITCHING,
     "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
+    "history": ["--drafter", "none", *HISTORY, "--arm", "history:3"],
+    "eagle-history": [
+        *("--arm", "3,1,4", "--arm", "5,4,16", *HISTORY),
+        *("--chunked-prefill-size", "16", "--max-total-tokens", "1500"),
+    ],
+    "history-ranks": [
+        *("--arm", "3,1,4", *HISTORY, "--tp-size", "2"),
+        *("--tlt-config", str(HERE / "history.toml")),
+    ],
     "vllm": [*VLLM, "--chat-template", str(HERE / "tools.jinja")],
     "vllm-ranks": ["--dialect", "vllm", "--tp-size", "2"],
     "vllm-replicas": ["--dialect", "vllm", "--dp-size", "2"],

@@ -12,7 +12,7 @@ from tlt_server.api import control, drafter, forks, page, strategy, weights
 from tlt_server.api.auth import Authorization
 from tlt_server.api.control import answer_bad_request, answer_value_error
 from tlt_server.api.fields.routes import tables_of
-from tlt_server.api.rollouts import held
+from tlt_server.api.rollouts import held, history
 from tlt_server.api.rollouts.gate import Gate, read_server
 from tlt_server.api.rollouts.leaving import Leaving
 from tlt_server.api.rollouts.needs import NeededWeights
@@ -46,6 +46,7 @@ def add_routes(app: FastAPI, dialect: Dialect = Dialect.SGLANG) -> None:
         forks.router,
         drafter.router,
         strategy.router,
+        history.router,
         page.router,
     )
     routers = (*dialects, *ours)

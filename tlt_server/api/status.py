@@ -46,6 +46,7 @@ def describe(
         trainer=first.trainer,
         devices=sorted({device for answer in answers for device in answer.devices}),
         graphs=speculation.graphs,
+        history=first.history,
         load=load,
         generated_tokens=generated_tokens(families),
         time=time.time(),
@@ -74,7 +75,8 @@ def _one_line(speculation: Speculation, counts: SpecCounts, drafter: Drafter | N
         return "speculation is off: the server was started without a drafter"
     watch = drafter.watch if drafter else None
     if speculation.held and watch:
-        return f"speculation has been off for {_since(watch)}: {speculation.held}; {_until(watch)}"
+        what = "the drafter" if any(arm.source == "history" for arm in speculation.arms) else "speculation"
+        return f"{what} has been off for {_since(watch)}: {speculation.held}; {_until(watch)}"
     if not speculation.on:
         return f"speculation is off: {speculation.held or 'it was asked for'}"
     if drafter is None or watch is None or watch.accept_length is None:

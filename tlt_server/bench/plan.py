@@ -83,7 +83,7 @@ def sides_of(speculation: schemas.Speculation, *, arms: bool) -> list[Side]:
 
 
 def name_of(arm: schemas.Arm) -> str:
-    return f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}"
+    return str(arm)
 
 
 def present(speculation: schemas.Speculation) -> schemas.StrategyUpdate:

@@ -94,7 +94,7 @@ def lines(now: Now) -> list[str]:
     """How it stands between two steps."""
     versions, chosen = now.server.versions, now.server.arm
     drafter = versions.drafter.live.version if versions and versions.drafter else "none"
-    arm = f"{chosen.num_steps},{chosen.topk},{chosen.num_draft_tokens}" if chosen else "off"
+    arm = chosen or "off"
     return [
         f"server           target {versions.target.version if versions else '?'}, drafter {drafter}, arm {arm}",
         f"                 {now.server.help}",

@@ -125,14 +125,12 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         case messages.HearTrainer(trainer):
             state.hear_trainer(trainer)
         case messages.ReadLearned():
-            _drafter(state)
+            _require_arms(state)
             return Answer(learned=state.speculation.learned())
-        case messages.Wish(update):
-            _drafter(state)
-            state.speculation.wish(update)
-        case messages.Learn(learned):
-            _drafter(state)
-            state.speculation.learn(learned)
+        case messages.Wish() | messages.Learn():
+            _choose(state, ask)
+        case messages.LoadHistory() | messages.ForgetHistory():
+            _remember(scheduler, ask)
         case messages.Share(path):
             router.memory.require_weights()
             return Answer(shared=_shared(scheduler, path))
@@ -147,11 +145,32 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
         progress=progress,
         offloaded=sorted(router.offload_tags),
         speculation=state.speculation.describe(),
+        history=None if state.history is None else state.history.describe(),
         trainer=state.trainer,
         devices=state.devices,
         held=scheduler._engine_paused,
         weight_version=state.publications.sampling[0],
     )
+
+
+def _choose(state: Any, ask: messages.Wish | messages.Learn) -> None:
+    _require_arms(state)
+    match ask:
+        case messages.Wish(update):
+            state.speculation.wish(update)
+        case messages.Learn(learned):
+            state.speculation.learn(learned)
+
+
+def _remember(scheduler: Any, ask: messages.OfHistory) -> None:
+    state = scheduler.weight_updater.state
+    if state.history is None:
+        return  # the answer says so
+    match ask:
+        case messages.LoadHistory(given):
+            state.history.load(given, scheduler.model_config.vocab_size)
+        case messages.ForgetHistory(namespace):
+            state.history.forget(namespace)
 
 
 def _publish(router: Any, ask: messages.OfWeights) -> None:
@@ -200,6 +219,11 @@ def _shared(scheduler: Any, path: str) -> SharedTarget | None:
     if sharing is None:
         raise UpdateRefused("with pipeline stages or DP attention a server cannot give its embedding and head away yet")
     return sharing.share(path)
+
+
+def _require_arms(state: Any) -> None:
+    if not state.speculation.there:
+        _drafter(state)
 
 
 def _drafter(state: Any) -> Drafter:

@@ -6,7 +6,16 @@ Under data parallelism each replica answers for itself. Both ends are of one rel
 """
 
 import msgspec
-from tlt_client.schemas import DrafterTrainer, Event, SharedTarget, Speculation, StrategyUpdate, Versions
+from tlt_client.schemas import (
+    DrafterTrainer,
+    Event,
+    History,
+    HistoryLoad,
+    SharedTarget,
+    Speculation,
+    StrategyUpdate,
+    Versions,
+)
 
 from tlt_server.config import Watchfulness
 from tlt_server.strategy.arms import ArmTable
@@ -139,6 +148,18 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
     path: str
 
 
+class LoadHistory(msgspec.Struct, frozen=True, tag="load_history"):
+    """Take responses in that are complete."""
+
+    given: HistoryLoad
+
+
+class ForgetHistory(msgspec.Struct, frozen=True, tag="forget_history"):
+    """Clear the history; what it has of one namespace, if one is named."""
+
+    namespace: str | None = None
+
+
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """Join a trainer's weight transfer (engine/transfer/group.py), apart from the scheduler's loop; `Advance` tells how
     it goes. One from before ends. rank_offset: the rank of the first replica's first rank. unique_id: of NCCL, 128
@@ -203,9 +224,10 @@ class Progress(msgspec.Struct, frozen=True):
 OfDrafter = Offer | Commit | RollBack | Freeze | SetWatchdog
 OfWeights = Begin | End | Pausing | Continuing | Name | Hold | Release | Resume
 OfTransfer = Join | Leave | Open | Receive | Advance | Close
+OfHistory = LoadHistory | ForgetHistory
 OfRankZero = Announce | Probe
 OfReports = ReadVersions | ReadEvents | ReadLearned | HearTrainer
-Ask = OfDrafter | OfWeights | OfTransfer | OfRankZero | OfReports | Wish | Learn | Share
+Ask = OfDrafter | OfWeights | OfTransfer | OfRankZero | OfReports | OfHistory | Wish | Learn | Share
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -226,6 +248,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: list[Event] | None = None
     speculation: Speculation | None = None
     learned: Learned | None = None
+    history: History | None = None
     shared: SharedTarget | None = None
     progress: Progress | None = None
     offloaded: list[str] = []

@@ -13,10 +13,10 @@ Choice = Arm | None
 PLAIN, VERIFICATION, DRAFTING, DRAFT_EXTEND = "plain", "verification", "drafting", "draft-extend"
 KEYS: Mapping[str, Callable[[Arm], Hashable]] = {
     VERIFICATION: lambda arm: (arm.num_draft_tokens, is_chain(arm)),
-    DRAFTING: lambda arm: arm,
+    DRAFTING: lambda arm: arm.source if arm.of_history else arm,
     DRAFT_EXTEND: lambda arm: arm.num_steps,
 }
-"""The passes of a speculative step, and what of an arm each depends on."""
+"""The passes of a speculative step, and what of an arm each depends on. What history drafts takes none."""
 
 
 def alike(kind: str, arm: Arm, arms: Iterable[Arm]) -> tuple[Arm, ...]:
@@ -63,3 +63,9 @@ class Buckets:
 def pinned_table(arm: Choice, captured: Mapping[Arm, int]) -> ArmTable:
     """One arm up to the largest batch size that it was captured for, and off above: without graphs it would be slow."""
     return ArmTable((1,), (None,)) if arm is None else ArmTable((1, captured[arm] + 1), (arm, None))
+
+
+def undrafted(buckets: Buckets) -> Buckets:
+    """The same without the drafter's arms; off where there are no others."""
+    left = [Bucket(each.first, tuple(arm for arm in each.arms if not arm or arm.of_history)) for each in buckets.all]
+    return Buckets([each if each.arms else Bucket(each.first, (None,)) for each in left], buckets.lasts[-1])

@@ -102,8 +102,10 @@ class Bandit:
         worth = {
             arm: rate / rates[active] + BONUS * sqrt(self._step - self._pulled.get(arm, 0))
             for arm, rate in rates.items()
-            if arm != active
+            if arm != active and (arm is None or self._estimates.length(arm) > 1)  # history may know of nothing to try
         }
+        if not worth:
+            return
         arm = _best(worth)
         if worth[arm] > 1 + WORTH * (1 - 1 / batch):
             # beside off a step begins with reading, or the next one does: of two, one tells what it takes. Of new

@@ -88,14 +88,15 @@ def from_passes(target: StepCosts, drafter: StepCosts, arms: Iterable[Arm], batc
     found = [Timing(None, batch, 0, target.seconds(None, batch, 0)) for batch in batches]
     for arm, batch in product(arms, batches):
         verification = target.seconds(None, batch * arm.num_draft_tokens, 0)
-        drafting = (arm.num_steps - 1) * drafter.seconds(None, batch * arm.topk, 0)
+        passes = 0 if arm.of_history else arm.num_steps - 1
+        drafting = passes * drafter.seconds(None, batch * arm.topk, 0)
         found.append(Timing(arm, batch, 0, verification + drafting + drafter.seconds(None, batch * arm.path, 0)))
     return found
 
 
 def guessed_costs(arms: Sequence[Arm], largest: int) -> StepCosts:
     """Before any was timed; only ratios count, and those until an arm was measured."""
-    shares = {None: (0, 1)} | {arm: (arm.num_steps, arm.num_draft_tokens) for arm in arms}
+    shares = {None: (0, 1)} | {arm: (1 if arm.of_history else arm.num_steps, arm.num_draft_tokens) for arm in arms}
     return StepCosts(
         Timing(arm, batch, 0, _PLAIN_S * (1 + _PASS * passes + _TOKEN * batch * tokens))
         for arm, (passes, tokens) in shares.items()

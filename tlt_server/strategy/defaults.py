@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import log
 
-from tlt_server.config import Arm
+from tlt_server.config.arm import Arm, Source
 from tlt_server.strategy.arms import Bucket, Choice, is_chain
 from tlt_server.strategy.costs import StepCosts
 from tlt_server.strategy.estimates import expected_length, lead
@@ -47,7 +47,16 @@ def untimed_buckets(captured: Mapping[Arm, int], largest: int) -> list[Bucket]:
 
 
 def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> tuple[Choice, ...]:
-    """A chain between two that could be stays too: costs grow evenly with depth, so it was timed too slow."""
+    """A chain between two that could be stays too: costs grow evenly with depth, so it was timed too slow. Arms of
+    history are cheaper at any rate, but rates are their own: they are held against one another alone."""
+    found = set()
+    for source in Source:
+        found |= _best_of(costs, [arm for arm in contenders if arm.source is source], batch)
+    return (*(arm for arm in contenders if arm in found), None)
+
+
+def _best_of(costs: StepCosts, contenders: list[Arm], batch: int) -> set[Arm]:
+    """Of arms of one source."""
     found: set[Arm] = set()
     for rate in RATES:
         made = {arm: length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
@@ -55,7 +64,7 @@ def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> tuple
         found.update(arm for arm in contenders if made[arm] >= _NEAR * best)
     depths = [arm.num_steps for arm in found if is_chain(arm)] or [0]
     between = {arm for arm in contenders if is_chain(arm) and min(depths) < arm.num_steps < max(depths)}
-    return (*(arm for arm in contenders if arm in found | between), None)
+    return found | between
 
 
 def length(arm: Arm, rate: float) -> float:

@@ -101,11 +101,17 @@ class Sums:
 
 
 class Estimates:
-    """Expected rewards of all arms. costs: of every arm, and of off."""
+    """Expected rewards of all arms. costs: of every arm, and of off.
+
+    What a draft of history gives is foreseen for the present batch (`foresee`), not learned here: its results move no
+    level that a drafter's arms have.
+    """
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
-        self._odds = Sums({arm: _FIRST_ODDS + lead(arm) for arm in costs.arms if arm}, _ODDS, _ODDS)
+        drafters = [arm for arm in costs.arms if arm and not arm.of_history]
+        self._odds = Sums({arm: _FIRST_ODDS + lead(arm) for arm in drafters}, _ODDS, _ODDS)
+        self._foreseen: Sequence[float] = ()
         self._times = Sums(dict.fromkeys(costs.arms, 0.0), _TIMES, (inf, _RESTARTED))
         self._surprise = 1.0
         self._far: dict[Choice, list[float]] = defaultdict(list)
@@ -132,7 +138,7 @@ class Estimates:
         self._steps, self._accepted, self._took = 0, [], []
         if steps:
             self._odds.drift(steps * (_TEXT_DRIFT * steps / len(accepted) + _DRAFTER_DRIFT), steps * _LEAD_DRIFT)
-            if self._newest is not None:
+            if self._newest is not None and not self._newest.of_history:
                 self._learn_odds(self._newest, accepted)
         if took:
             self._times.drift(len(took) * _COMMON_DRIFT, len(took) * _OWN_DRIFT)
@@ -177,7 +183,15 @@ class Estimates:
 
     def length(self, arm: Choice) -> float:
         """Expected accept length: tokens that a verify gives a request, the bonus token included."""
-        return 1.0 if arm is None else expected_length(arm, self._odds.of(arm))
+        if arm is None:
+            return 1.0
+        if arm.of_history:
+            return self._foreseen[min(arm.num_steps, len(self._foreseen)) - 1] if self._foreseen else 1.0
+        return expected_length(arm, self._odds.of(arm))
+
+    def foresee(self, lengths: Sequence[float]) -> None:
+        """Accept lengths of what history has for the present batch, by tokens drafted from one on."""
+        self._foreseen = lengths
 
     def seconds(self, arm: Choice, batch: int, cached: int) -> float:
         """Expected of a step."""
@@ -199,7 +213,8 @@ class Estimates:
         """All of it, to be restored."""
         self.learn()
         odds, times = self._odds, self._times
-        arms = ((arm, odds.mean[odds.part[arm]] if arm else 0.0, times.mean[part]) for arm, part in times.part.items())
+        own = {arm: odds.mean[part] for arm, part in odds.part.items()}
+        arms = ((arm, own.get(arm, 0.0), times.mean[part]) for arm, part in times.part.items())
         return Learned((odds.mean[0], times.mean[0]), tuple(arms), self._reading)
 
     def restore(self, learned: Learned) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
-from tlt_server.strategy.arms import KEYS
+from tlt_server.strategy.arms import DRAFTING, KEYS
 
 Sizes = Mapping[Arm, Sequence[int]]
 """Batch sizes that each arm is captured at, ascending: always the smallest ones of the server's."""
@@ -32,10 +32,10 @@ def estimated(sizes: Sizes, every: Sequence[int], row: float) -> float:
     """
     rows = max([every[-1], *(of_arm[-1] * arm.num_draft_tokens for arm, of_arm in sizes.items())])
     graphs = len(every)
-    for key in KEYS.values():
-        for shared in {key(arm) for arm in sizes}:
+    for kind, key in KEYS.items():
+        for shared in {key(arm) for arm in sizes if kind != DRAFTING or not arm.of_history}:
             graphs += max(len(of_arm) for arm, of_arm in sizes.items() if key(arm) == shared)
-    steps = sum((arm.num_steps - 1) * len(of_arm) for arm, of_arm in sizes.items())
+    steps = sum((arm.num_steps - 1) * len(of_arm) for arm, of_arm in sizes.items() if not arm.of_history)
     return rows * row + graphs * GRAPH_BYTES + steps * STEP_BYTES
 
 

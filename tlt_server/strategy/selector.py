@@ -12,7 +12,7 @@ from tlt_client import schemas
 
 from tlt_server.config import Arm
 from tlt_server.errors import ConfigError
-from tlt_server.strategy.arms import ArmTable, Bucket, Buckets, Choice, pinned_table
+from tlt_server.strategy.arms import ArmTable, Bucket, Buckets, Choice, pinned_table, undrafted
 from tlt_server.strategy.bandit import Bandit
 from tlt_server.strategy.beg_mab import BegMab
 from tlt_server.strategy.costs import StepCosts
@@ -38,6 +38,7 @@ class Selector:
             raise ConfigError(f"arms {', '.join(unknown)}: captured and not timed; time every arm that is captured")
         self._costs, self._captured, self._largest, self._random = costs, captured, largest, random
         self._own = Buckets(buckets, largest)
+        self._drafted = True
         self._estimates, self._under_way = Estimates(costs), UnderWay()
         self._over: float | None = None  # seconds that the step before took more than expected
         self.configure(schemas.StrategyUpdate("bandit"))
@@ -90,6 +91,16 @@ class Selector:
         if self._mode == "bandit":
             self._bandit.settled(pull, seconds, took)
 
+    def foresee(self, lengths: Sequence[float]) -> None:
+        """What history has for the present batch: accept lengths, by tokens drafted from one on."""
+        self._estimates.foresee(lengths)
+
+    def let_draft(self, on: bool) -> None:
+        """Whether the drafter may draft: else its arms are left out, and those of history, and off, stay."""
+        if on != self._drafted:
+            self._drafted = on
+            self._begin()
+
     def weights_changed(self) -> None:
         """Another target or drafter is active: what was accepted before says less. What a step costs stays."""
         self._estimates.weights_changed()
@@ -104,7 +115,7 @@ class Selector:
         if found := faults(update, self._captured, self._largest):
             raise ConfigError("; ".join(found))
         self._settings, self._mode = update, update.mode
-        self._buckets = self._own if update.buckets is None else Buckets(to_buckets(update.buckets), self._largest)
+        self._wished = self._own if update.buckets is None else Buckets(to_buckets(update.buckets), self._largest)
         self._begin()
 
     def learned(self) -> Learned:
@@ -139,9 +150,10 @@ class Selector:
         first, last = self._buckets.firsts[index], self._buckets.lasts[index]
         batch, cached = self._newest.get(index, (last, 0))
         arms = []
-        for arm in self._buckets.all[index].arms:
+        for arm in self._wished.all[index].arms:
             pulls, seconds = self._tallies.get((index, arm), (0, 0.0))
-            median, length = self._paper.median_reward(index, arm), self._estimates.length(arm)
+            median = self._paper.median_reward(index, arm) if arm in self._buckets.all[index].arms else None
+            length = self._estimates.length(arm)
             step_s = self._estimates.seconds(arm, batch, cached)
             rate = batch * length / step_s
             arms.append(schemas.ArmReport(to_client(arm), int(pulls), seconds, median, rate, length, 1000 * step_s))
@@ -167,6 +179,7 @@ class Selector:
     def _begin(self) -> None:
         """With these settings, all but what is learned anew."""
         settings = self._settings
+        self._buckets = self._wished if self._drafted else undrafted(self._wished)
         self._tallies: dict[tuple[int, Choice], list[float]] = defaultdict(lambda: [0, 0.0])
         self._newest: dict[int, tuple[int, int]] = {}
         self._explored_s = 0.0
@@ -174,4 +187,5 @@ class Selector:
         self._bandit = Bandit(self._buckets, self._estimates, settings.exploration)
         self._fixed: ArmTable | None = None
         if self._mode in ("pinned", "off"):
-            self._fixed = pinned_table(from_client(settings.pinned) if self._mode == "pinned" else None, self._captured)
+            arm = from_client(settings.pinned) if self._mode == "pinned" else None
+            self._fixed = pinned_table(arm if self._drafted or (arm and arm.of_history) else None, self._captured)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from tlt_client import schemas
 
-from tlt_server.config import Arm
+from tlt_server.config.arm import Arm, Source, sizes
 from tlt_server.errors import ConfigError
 from tlt_server.strategy.arms import Bucket, Choice
 
@@ -14,12 +14,16 @@ MODES = ("bandit", "paper", "pinned", "off")
 
 def to_client(arm: Choice) -> schemas.Arm | None:
     """An arm as the client knows it."""
-    return None if arm is None else schemas.Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)
+    return None if arm is None else schemas.Arm(*sizes(arm), arm.source.value)
 
 
 def from_client(arm: schemas.Arm | None) -> Choice:
     """An arm that a client wrote; ConfigError where it is none."""
-    return None if arm is None else Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)
+    if arm is None:
+        return None
+    if arm.source not in list(Source):
+        raise ConfigError(f"source {arm.source!r}: one of {', '.join(Source)}")
+    return Arm(arm.num_steps, arm.topk, arm.num_draft_tokens, Source(arm.source))
 
 
 def to_buckets(buckets: Sequence[schemas.SelectionBucket]) -> list[Bucket]:

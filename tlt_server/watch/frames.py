@@ -209,7 +209,7 @@ def _size(arm: Arm | None) -> tuple[int, int]:
 
 
 def _arm(arm: Arm | None) -> str:
-    return f"{arm.num_steps},{arm.topk},{arm.num_draft_tokens}" if arm else "off"
+    return str(arm) if arm else "off"
 
 
 def _count(value: int | None) -> str:

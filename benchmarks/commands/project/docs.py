@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.commands.learning import long as bench_long
 from benchmarks.commands.learning import losses as bench_losses
-from benchmarks.commands.speed import capture, graphs, history, switching
+from benchmarks.commands.speed import capture, graphs, history, siblings, switching
 from benchmarks.commands.speed import drain as bench_drain
 from benchmarks.commands.speed import strategy as bench_strategy
 from benchmarks.lib import tables
@@ -50,6 +50,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
+    "siblings_cpu": (siblings.as_table, ["siblings.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),

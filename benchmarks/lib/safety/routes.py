@@ -105,6 +105,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/tlt/v1/trainer": {"state": "off"},
     "/tlt/v1/strategy": {"mode": "fixed", "arm": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}},
     "/tlt/v1/strategy/learned": {"costs": {"a": 1}},
+    "/tlt/v1/history": {"prompt": [5, 6], "responses": [[7, 8]], "version": 1, "namespace": "a"},
 }
 HOLD = {"/pause_generation", "/release_memory_occupation", "/pause", "/sleep", "/start_weight_update"}
 UNDO = (

@@ -54,6 +54,7 @@ STRATEGY: Json = {
 }
 
 
+HISTORY = dict.fromkeys(("tokens", "capacity", "bytes", "written", "lookups", "found", "drafted", "accepted"), 7)
 LEARNED: Json = {
     "trials": [2.0],
     "hits": [1.0],
@@ -144,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.running -= self.path == "/generate"
                 self.server.changed.notify_all()
 
-    do_GET = do_PUT = do_POST
+    do_GET = do_PUT = do_DELETE = do_POST
 
     def answer(self, status: int, body: Any, **headers: str) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -221,6 +222,8 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/drafter/update": (200, DRAFTER),
         "/tlt/v1/strategy": (200, STRATEGY),
         "/tlt/v1/strategy/learned": (200, LEARNED),
+        "/tlt/v1/history": (200, HISTORY),
+        "/tlt/v1/history?namespace=a%2Fb": (200, HISTORY),
         "/tlt/v1/drafter/freeze": (200, DRAFTER),
         "/tlt/v1/drafter/watchdog": (200, DRAFTER),
         "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),

@@ -10,6 +10,7 @@ import pytest
 from sglang_stand_in import (
     DRAFTER,
     EVENT,
+    HISTORY,
     LEARNED,
     STATUS,
     STRATEGY,
@@ -26,6 +27,8 @@ from tlt_client import (
     DrafterTrainer,
     DrafterUpdate,
     Event,
+    History,
+    HistoryLoad,
     Load,
     ProtocolError,
     SelectionBucket,
@@ -151,6 +154,20 @@ def test_what_was_learned_goes_from_server_to_server(connect: Connect) -> None:
         assert [(method, fields, key) for method, _, fields, key in server.other] == [
             ("GET", {}, "Bearer user"),
             ("PUT", LEARNED, "Bearer admin"),
+        ]
+
+
+def test_the_history(connect: Connect) -> None:
+    with serving() as server:
+        client = connect(server.url, api_key="user", admin_key="admin")
+        load = HistoryLoad([1, 2], [[3]], namespace="a/b")
+        told = {client.history(), client.load_history(load), client.forget_history(), client.forget_history("a/b")}
+        assert told == {msgspec.convert(HISTORY, History)}
+        assert [(method, path, fields, key) for method, path, fields, key in server.other] == [
+            ("GET", "/tlt/v1/history", {}, "Bearer user"),
+            ("POST", "/tlt/v1/history", {"prompt": [1, 2], "responses": [[3]], "namespace": "a/b"}, "Bearer admin"),
+            ("DELETE", "/tlt/v1/history", {}, "Bearer admin"),
+            ("DELETE", "/tlt/v1/history?namespace=a%2Fb", {}, "Bearer admin"),
         ]
 
 

@@ -141,6 +141,15 @@ class AsyncClient:
     async def learn(self, learned: Mapping[str, Any]) -> None:
         await self._run(self._control.learn(learned))
 
+    async def history(self) -> schemas.History:
+        return await self._run(self._control.history())
+
+    async def load_history(self, load: schemas.HistoryLoad) -> schemas.History:
+        return await self._run(self._control.history(load))
+
+    async def forget_history(self, namespace: str | None = None) -> schemas.History:
+        return await self._run(self._control.forget_history(namespace))
+
     async def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         await self._run(self._control.report_trainer(trainer))
 

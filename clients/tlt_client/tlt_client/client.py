@@ -195,6 +195,18 @@ class Client:
         """Lets a server go on from what another one had `learned`."""
         self._run(self._control.learn(learned))
 
+    def history(self) -> schemas.History:
+        """What the server remembers of responses, to draft others from."""
+        return self._run(self._control.history())
+
+    def load_history(self, load: schemas.HistoryLoad) -> schemas.History:
+        """Has it remember responses that were sampled elsewhere, or before it started."""
+        return self._run(self._control.history(load))
+
+    def forget_history(self, namespace: str | None = None) -> schemas.History:
+        """All of it; what it has of one namespace, if one is named."""
+        return self._run(self._control.forget_history(namespace))
+
     def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
         self._run(self._control.report_trainer(trainer))

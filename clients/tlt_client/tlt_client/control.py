@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+from urllib.parse import quote
 
 from tlt_client import errors, wire
 from tlt_client.flow import Call, Flow, Policy
@@ -14,6 +15,8 @@ from tlt_client.schemas import (
     DrafterUpdate,
     DrafterWatchdog,
     Event,
+    History,
+    HistoryLoad,
     Load,
     SharedTarget,
     Speculation,
@@ -100,6 +103,13 @@ class Control:
 
     def learn(self, learned: Mapping[str, Any]) -> Flow[None]:
         yield from self.policy.ask(self.call("PUT", "/tlt/v1/strategy/learned", learned))
+
+    def history(self, load: HistoryLoad | None = None) -> Flow[History]:
+        return self._ask(History, "POST" if load else "GET", "/tlt/v1/history", load)
+
+    def forget_history(self, namespace: str | None) -> Flow[History]:
+        where = "" if namespace is None else f"?namespace={quote(namespace, safe='')}"
+        return self._ask(History, "DELETE", f"/tlt/v1/history{where}")
 
     def report_trainer(self, trainer: DrafterTrainer) -> Flow[None]:
         yield from self.policy.ask(self.call("POST", "/tlt/v1/trainer", trainer))

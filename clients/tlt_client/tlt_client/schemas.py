@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 
-class Arm(msgspec.Struct, frozen=True):
-    """A way to draft."""
+class Arm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A way to draft. As text what `--arm` takes."""
 
     num_steps: int
     """Draft steps, which is the depth of the tree."""
@@ -17,6 +17,12 @@ class Arm(msgspec.Struct, frozen=True):
     """Branches per step; 1 is a chain."""
     num_draft_tokens: int
     """Tokens that one target pass verifies, the root counted."""
+    source: str = "drafter"
+    """`history`: drafts are what was said to the same prompt before."""
+
+    def __str__(self) -> str:
+        own = f"{self.num_steps},{self.topk},{self.num_draft_tokens}"
+        return own if self.source == "drafter" else f"{self.source}:{self.num_steps}"
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -255,6 +261,27 @@ class Graphs(msgspec.Struct, frozen=True):
     """One line for a person."""
 
 
+class History(msgspec.Struct, frozen=True):
+    """`GET /tlt/v1/history`: what is remembered of responses, in each rank; counts are since the server started."""
+
+    tokens: int
+    """That are kept."""
+    capacity: int
+    """Tokens; what was written first is forgotten first."""
+    bytes: int
+    """Of memory, reserved."""
+    written: int
+    """Tokens taken in."""
+    lookups: int
+    """Requests that a step asked drafts for."""
+    found: int
+    """Of them, those that it found some for."""
+    drafted: int
+    """Tokens."""
+    accepted: int
+    """Of them."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /tlt/v1/status`."""
 
@@ -277,6 +304,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """That it computes on, under names that a trainer on the same machine has for them too."""
     graphs: Graphs | None = None
     """None from a server without a drafter, or older than this."""
+    history: History | None = None
+    """None from a server that keeps none, or older than this."""
     load: Load | None = None
     """None from a server that is older than this; likewise the next three."""
     generated_tokens: int | None = None
@@ -392,6 +421,21 @@ class Speculation(msgspec.Struct, frozen=True):
     """None from a server without a drafter, or older than this."""
     graphs: Graphs | None = None
     """Likewise."""
+
+
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec.Meta(min_length=1)]
+
+
+class HistoryLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`POST /tlt/v1/history`: responses to a prompt, to draft others from. Several megabytes at once keep steps waiting
+    for a tenth of a second."""
+
+    prompt: TokenIds
+    responses: Annotated[list[TokenIds], msgspec.Meta(min_length=1)]
+    version: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
+    """A number for the weights that said them; None: that of the active ones. It is kept, and weighs nothing yet."""
+    namespace: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    """As in requests' `history_namespace`."""
 
 
 # -- of several servers behind one URL --

@@ -42,7 +42,7 @@ def batch(*reqs: Any, extend: bool = False) -> Any:
 
 def result(*accepted: int) -> Any:
     lens = torch.tensor(accepted) if accepted else None
-    return Made(copy_done=None, accept_lens=lens, arm=ARM)
+    return Made(copy_done=None, accept_lens=lens, arm=ARM, speculative_num_draft_tokens=ARM.num_draft_tokens)
 
 
 @pytest.fixture
@@ -111,8 +111,12 @@ def test_only_what_is_sampled_for_a_live_request_counts(scheduler: Any) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_rank_tells_the_drafter_what_was_accepted(scheduler: Any, rank: int) -> None:
-    """Of live requests, in decode steps, by the drafter of the launch; though but one of them credits tokens."""
+    """Of live requests, in decode steps, by the drafter of the launch; though but one of them credits tokens. What
+    history drafted is none of its doing."""
     told: list[Any] = []
+    scheduler.weight_updater.state.speculation = Made(
+        there=True, weights_changed=lambda: None, settled=lambda *step: None
+    )
     live = Made(version=3, trained_on=None)
     scheduler.weight_updater.state.drafter = Made(live=live, settled=lambda *step: told.append(step))
     scheduler.ps.attn_tp_rank = rank
@@ -125,8 +129,11 @@ def test_every_rank_tells_the_drafter_what_was_accepted(scheduler: Any, rank: in
     credit_tokens(scheduler, batch(*reqs), result(2, 2, 2))
     credit_tokens(scheduler, batch(*reqs, extend=True), result())
     credit_tokens(scheduler, batch(reqs[1]), result(4))
+    of_history = result(8)
+    of_history.arm, of_history.drafted = Arm.history(7), [5]
+    credit_tokens(scheduler, batch(reqs[0]), of_history)
     assert told == [(3, ARM, [("a", 2), ("c", 0)]), (4, ARM, [("a", 1), ("c", 1)])]
-    assert reqs[0].spec_num_cap_tokens == (6 if rank == 0 else 0), "drafts that two passes verified"
+    assert reqs[0].spec_num_cap_tokens == (11 if rank == 0 else 0), "drafts that three passes verified"
     assert (reqs[0].customized_info is None) == (rank == 1)
 
 

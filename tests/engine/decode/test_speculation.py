@@ -29,7 +29,8 @@ def worker() -> Any:
         all_arms=(CHAIN, TREE),
         captured=captured,
         graphs=None,
-        finds_arms=False,
+        chooses=True,
+        history=None,
         costs=None,
         table=pinned_table(CHAIN, captured),
     )
@@ -53,6 +54,29 @@ def test_on_is_what_was_asked_for_last_unless_it_is_held(calls: list[tuple[str, 
         turned += [now] if now != turned[-1] else []
     told = ["speculation_on" if now else "speculation_off" for now in turned[1:]]
     assert [event.kind for event in events.after(0)] == told[-1000:]
+
+
+@pytest.mark.parametrize("mode", ["bandit", "pinned"])
+def test_history_drafts_on_while_the_drafter_is_held(mode: str) -> None:
+    """From the next announcement on, or at once where ranks need none."""
+    made, remembered = worker(), Arm.history(7)
+    made.all_arms, made.captured = (CHAIN, remembered), {CHAIN: 64, remembered: 64}
+    made.history = Made(foreseen=lambda: [1.9, 2.8, 3.6, 4.4, 5.2, 6.0, 6.8])
+    speculation = Speculation(made, 64, EventLog())
+    speculation.wish(StrategyUpdate(mode, pinned=schemas.Arm(7, 1, 8, "history")))
+    speculation.hold("the drafter has learnt nothing yet")
+    assert made.table.arm(1) in (None, remembered)
+    for _ in range(60):
+        if (table := speculation.announcement()) is not None:
+            speculation.hear(table)
+        arm = made.table.arm(8)
+        assert arm != CHAIN
+        speculation.launched(arm, 8, 100)
+        speculation.settled(8, [5] * 8 if arm else [0] * 8)
+    assert made.table.arm(8) == remembered
+    assert not speculation.on
+    speculation.release("one came")
+    assert speculation.on
 
 
 def test_without_a_drafter_it_is_off() -> None:

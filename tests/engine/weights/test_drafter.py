@@ -77,7 +77,7 @@ class Rank:
         untrained: bool = False,
     ) -> None:
         self.contents, self.events = contents, EventLog()
-        self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, costs=None, table=None, finds_arms=False)
+        self.worker = Made(all_arms=(ARM,), captured={ARM: 32}, costs=None, table=None, chooses=False, history=None)
         start = DrafterVersion(0, "start", None, None)
         self.speculation = speculation = Speculation(self.worker, 32, self.events)
         self.now = 1000.0

@@ -8,6 +8,7 @@ from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
 from tlt_server.api.fields.patterns import is_grammar, is_pattern, is_stop_patterns
 from tlt_server.engine.requests.continued import GENERATED
+from tlt_server.engine.requests.remembered import HISTORY, NAMESPACE, Mode
 from tlt_server.errors import BadRequest
 
 MAX_SAMPLES, MAX_ROLLOUTS = 1024, 16_384
@@ -61,6 +62,16 @@ SAMPLING = Table(
 GENERATED_TOKENS = F(
     GENERATED, HONOURED, values.Counts, "of a response that goes on: how many of the last ids are its own", neutral=(0,)
 )
+REMEMBERED = (
+    F(
+        HISTORY,
+        NONE,
+        Mode,
+        "none, read, write or both: whether earlier responses draft, and this one will",
+        neutral=("both",),
+    ),
+    F(NAMESPACE, NONE, values.Name, "of the history: prompts of another one are other prompts"),
+)
 PD = "of disaggregation"
 SHARED = (
     F("rid", NONE, values.Names, "", values.is_new_rid),
@@ -85,6 +96,7 @@ GENERATE_FIELDS = (
     F("input_embeds", HONOURED, list[list[float | list[float]]], "", values.is_embeds, needs="embeds"),
     F("sampling_params", HONOURED, values.Objects, "an object, or one for each prompt", inner=SAMPLING),
     GENERATED_TOKENS,
+    *REMEMBERED,
     F("session_id", NONE, values.Name),
     F("session_params", REFUSED, values.Object, UNSERVED_SESSIONS),
     F("return_logprob", NONE, values.Flags),

@@ -6,7 +6,7 @@ from tlt_server.api.fields import values
 from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Server, Table, fields
 from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, MEDIA, PD, SAMPLING, UNENDED, one_grammar
+from tlt_server.api.fields.native import GENERATE, MAX_ROLLOUTS, MEDIA, PD, REMEMBERED, SAMPLING, UNENDED, one_grammar
 from tlt_server.errors import BadRequest
 
 ELSEWHERE = {
@@ -79,6 +79,7 @@ SAMPLED = (
     *(GENERATE.fields[name] for name in ("routed_experts_start_len", "session_params", "routed_dp_rank")),
     *(GENERATE.fields[name] for name in ("disagg_prefill_dp_rank", "images_config", "lora_path")),
     *(MODEL, USER, RID, PRIORITY),
+    *REMEMBERED,
     F("data_parallel_rank", NONE, values.Count, "routed_dp_rank is its name", values.is_replica),
     F("custom_logit_processor", HONOURED, values.Name, needs="plain"),
     F("response_format", HONOURED, values.Object, "", is_response_format, neutral=()),

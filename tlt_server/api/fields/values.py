@@ -9,6 +9,7 @@ from msgspec import Meta
 from tlt_server.api.fields.field import Check, Server, brief
 from tlt_server.engine.requests.continued import GENERATED
 from tlt_server.engine.requests.ranges import INT32, INT64
+from tlt_server.engine.requests.remembered import KEY
 from tlt_server.errors import BadRequest
 
 Count = Annotated[int, Meta(ge=0, le=INT32[-1])]
@@ -73,8 +74,9 @@ def is_seed(value: int, server: Server) -> None:
 def is_custom(value: dict[str, Any], server: Server) -> None:
     """Parameters for a client's own logit processor, without the names by which we hand on what has a field."""
     is_bounded(value, server)
-    if GENERATED in value:
-        raise BadRequest(f"{GENERATED} goes beside sampling_params, not into it")
+    for name in (GENERATED, KEY):
+        if name in value:
+            raise BadRequest(f"{name} goes beside sampling_params, not into it")
 
 
 def is_text(value: str | list[str], server: Server) -> None:

@@ -6,7 +6,15 @@ from tlt_server.api.fields import openai, values
 from tlt_server.api.fields.field import HONOURED, NONE, REFUSED, Body, Field, Server, Table, fields
 from tlt_server.api.fields.field import Field as F
 from tlt_server.api.fields.foreign import FOREIGN
-from tlt_server.api.fields.native import GENERATE, GENERATED_TOKENS, MAX_ROLLOUTS, SAMPLING, UNENDED, is_continued
+from tlt_server.api.fields.native import (
+    GENERATE,
+    GENERATED_TOKENS,
+    MAX_ROLLOUTS,
+    REMEMBERED,
+    SAMPLING,
+    UNENDED,
+    is_continued,
+)
 from tlt_server.api.fields.patterns import is_grammar, is_pattern
 from tlt_server.engine.requests.continued import GENERATED
 from tlt_server.errors import BadRequest
@@ -151,6 +159,7 @@ TOKENS = Table(
         F("token_ids", HONOURED, list[int], "the prompt", values.is_prompt_ids),
         F("sampling_params", HONOURED, values.Object, "", inner=PARAMS),
         GENERATED_TOKENS._replace(type=values.Count),
+        *REMEMBERED,
         openai.MODEL,
         F("request_id", NONE, values.Name, "", values.is_new_rid),
         F("cache_salt", NONE, values.Name, "of the prefix cache"),

@@ -10,22 +10,37 @@ from tlt_server.api.rollouts.scope import PARSED
 from tlt_server.api.rollouts.seeds import give_seeds
 from tlt_server.engine.decode.verify import counts_late
 from tlt_server.engine.requests.continued import GENERATED, generated_tokens
+from tlt_server.engine.requests.remembered import HISTORY, KEY, NAMESPACE
 from tlt_server.engine.sampling.penalties import NEUTRAL
 
 
 def settle_request(obj: Any, raw: Any) -> None:
-    """Writes into a request's sampling parameters what is not upstream's: seeds, and what was generated before.
+    """Writes into a request's sampling parameters what is not upstream's: seeds, what was generated before, and what
+    it asks of the history.
 
     obj: upstream's, of one prompt or several, normalised. raw: the HTTP request; None: it is the server's own.
     """
     give_seeds(obj, raw)
+    prompts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
+    _remember(prompts, raw)
     generated = None if raw is None else raw.scope.get(PARSED, {}).get(GENERATED)
     if generated is None:
         return
-    prompts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
     counts = generated if isinstance(generated, list) else [generated] * len(prompts)
     for prompt, count in zip(prompts, counts, strict=True):
         _continue(prompt, count or 0)
+
+
+def _remember(prompts: list[Any], raw: Any) -> None:
+    """Has a request's prompts carry what it asks of the history."""
+    parsed = {} if raw is None else raw.scope.get(PARSED, {})
+    mode, namespace = parsed.get(HISTORY), parsed.get(NAMESPACE)
+    if mode is None and namespace is None:
+        return
+    for obj in prompts:
+        custom = obj.sampling_params.get("custom_params") or {}
+        asked = [mode or "both", namespace or ""]
+        obj.sampling_params = obj.sampling_params | {"custom_params": custom | {KEY: asked}}
 
 
 def _continue(obj: Any, generated: int) -> None:
@@ -70,9 +85,9 @@ def add_counts_to_meta_info(meta_info: dict[str, Any]) -> None:
     if not passes:
         return
     accepted = meta_info["spec_num_correct_drafts"]
-    proposed = round(passes * meta_info.pop("spec_cap_length"))
+    proposed = round(passes * meta_info.pop("spec_cap_length", 0))  # history may have proposed nothing
     meta_info["spec_num_proposed_drafts"] = meta_info["spec_proposed_drafts"] = proposed
     meta_info["spec_draft_token_num"] = proposed
     meta_info["spec_accept_token_num"] = accepted
-    meta_info["spec_accept_rate"] = accepted / proposed
+    meta_info["spec_accept_rate"] = accepted / proposed if proposed else 0.0
     meta_info["spec_accept_length"] = 1 + accepted / passes

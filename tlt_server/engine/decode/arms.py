@@ -10,7 +10,7 @@ candidates that draft-extend leaves.
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from tlt_server.config import Arm, widest
+from tlt_server.config import Arm, ServerConfig, widest
 from tlt_server.engine.graphs.capture import Graphs, Pass
 from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION
 
@@ -72,6 +72,7 @@ class Arms:
         self._set_shape(arm or self._widest)
         draft = self._draft
         # override: another arm's passes between two steps; upstream makes those of one arm, at start
+        draft.of_history = arm is not None and arm.of_history
         draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = parts.drafting.attention
         draft.draft_extend_attn_backend = draft.draft_runner.attn_backend = parts.draft_extend.attention
         draft.cuda_graph_runner = parts.drafting.graphs
@@ -105,3 +106,11 @@ class Arms:
                 self._shared[key] = make(arm)
         verification, draft_extend, drafting = (self._shared[kind, graphs.sharing(kind, arm)] for kind in makers)
         return Parts(drafting, verification, draft_extend, chain)
+
+
+def arms_of(server_args: Any) -> tuple[Arm, ...]:
+    """The arms of a speculative server, in one of its processes; the one of `server_args` where the user set others."""
+    a = server_args
+    own = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
+    arms = ServerConfig.from_environment().to_try
+    return arms if widest(arms) == own else (own,)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tlt_server.engine.weights.state import Stamp
+from tlt_server.metrics import count_history, drafted_of
 
 KEY = "weight_versions"
 """One `Stamp` a token, in a request's `customized_info`: upstream cuts it as it cuts the tokens, for streams too."""
@@ -43,14 +44,16 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     if result.copy_done is not None:
         result.copy_done.synchronize()
     arm = getattr(result, "arm", None)
-    decode = state.drafter is not None and batch.forward_mode.is_decode()
+    decode = state.speculation.there and batch.forward_mode.is_decode()
     sampled = zip(batch.reqs, _sampled(batch, result), strict=True)
     live = [(req, count) for req, count in sampled if not (req.finished() or req.is_retracted)]
+    if state.history is not None:
+        state.history.credited(live, result)
     if scheduler.ps.attn_tp_rank == 0:  # the one that speaks to clients
         for req, count in live:
             _credit(req, count, stamp)
-            if decode:
-                _count_pass(req, arm)
+        if decode:
+            _count_passes(batch.reqs, live, result, arm)
     if (tapped := getattr(result, "tapped", None)) is not None:
         tapped.credit(live, stamp)
     if state.step_log is not None:
@@ -58,6 +61,8 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
         state.step_log.note(batch.forward_mode.is_decode(), stamp.drafter_version, tokens, arm)
     with stamping_launched(scheduler):
         state.publications.tick()
+        if state.history is not None and state.show_history:
+            count_history(*state.history.untold())
         if decode:
             state.settled(stamp.drafter_version, arm, len(batch.reqs), [(req.rid, count - 1) for req, count in live])
 
@@ -72,15 +77,18 @@ def _sampled(batch: Any, result: Any) -> list[int]:
     return [1] * len(batch.reqs) if accepted is None else accepted.tolist()
 
 
-def _count_pass(req: Any, arm: Any) -> None:
+def _count_passes(reqs: list[Any], live: list[tuple[Any, int]], result: Any, arm: Any) -> None:
     """Counts the drafts that a pass verified, in a field of upstream's that no EAGLE worker uses and that reaches the
     response (api/rollouts/requests.py). What upstream is about to count of a pass that verified none, it takes back."""
     if arm is not None:
-        req.spec_num_cap_tokens += arm.num_draft_tokens - 1
-        return
-    req.spec_verify_ct -= 1
-    req.update_spec_correct_drafts_histogram(0)
-    req.spec_correct_drafts_histogram[0] -= 2
+        drafted = dict(zip(map(id, reqs), drafted_of(result, len(reqs)), strict=True))
+    for req, _ in live:
+        if arm is not None:
+            req.spec_num_cap_tokens += drafted[id(req)]
+            continue
+        req.spec_verify_ct -= 1
+        req.update_spec_correct_drafts_histogram(0)
+        req.spec_correct_drafts_histogram[0] -= 2
 
 
 def _credit(req: Any, count: int, stamp: Stamp) -> None:

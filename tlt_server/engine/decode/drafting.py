@@ -3,10 +3,13 @@
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
+from tlt_server.engine.decode.history import Histories
 from tlt_server.engine.sampling.drafts import DraftNoise
 
 
@@ -21,9 +24,14 @@ class Drafting(EagleDraftWorker):
 
     widest: in branches, of all arms.
     noise: of the batch; from `add_noise` on.
+    of_history: whether the active arm's drafts come out of `history`, and no pass is run for them.
+    drafts: whether there is a drafter.
     """
 
     widest = 1
+    drafts = True
+    of_history = False
+    history: Histories | None = None
     noise: DraftNoise
     topk: int
     speculative_num_steps: int
@@ -64,6 +72,8 @@ class Drafting(EagleDraftWorker):
         return super()._draft_extend_for_prefill(batch, *args, **kwargs)
 
     def draft(self, batch: Any) -> Any:
+        if self.of_history:
+            return draft_from_history(self, batch)
         self.noise.follow(batch.sampling_info)
         proposal = batch.spec_info
         if proposal.topk_p.shape[1] > self.topk:
@@ -107,3 +117,32 @@ class Drafting(EagleDraftWorker):
 def _front(values: Any, nodes: int, rows: int) -> Any:
     """[bs * nodes, ...] to [bs * rows, ...]: the first rows of each request."""
     return values.unflatten(0, (-1, nodes))[:, :rows].flatten(0, 1)
+
+
+def draft_from_history(draft: Any, batch: Any) -> Any:
+    """Upstream's `EagleVerifyInput` of what history drafts, a chain. draft: the draft worker, set up for a chain.
+
+    A request for which less was found, or nothing, is led to no node beyond that, whatever token stands there.
+    """
+    drafts, bs = draft.history.draft(batch.reqs, draft.speculative_num_steps), len(batch.reqs)
+    found = torch.from_numpy(np.column_stack((drafts.lengths, drafts.tokens)))
+    if torch.device(batch.device).type != "cpu":
+        found = found.pin_memory()  # else the copy waits for the pass before
+    found = found.to(batch.device, non_blocking=True)
+    verify_input = build_eagle_verify_input(
+        batch,
+        batch.spec_info,
+        draft._topk1_parents_prealloc[:bs],
+        draft._topk1_score_indices_prealloc[:bs],
+        found[:, 1:].to(torch.int64),
+        None,
+        target_worker=draft.target_worker,
+        topk=1,
+        num_steps=draft.speculative_num_steps,
+        num_draft_tokens=draft.speculative_num_draft_tokens,
+        tree_mask_mode=draft.tree_mask_mode,
+        device=draft.device,
+    )
+    behind = torch.arange(draft.speculative_num_draft_tokens, device=batch.device) >= found[:, :1]
+    verify_input.retrieve_next_token.masked_fill_(behind, -1)
+    return verify_input

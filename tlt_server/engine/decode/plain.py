@@ -4,7 +4,7 @@ A pass of one token a request and a draw, as a server without a drafter runs the
 step is launched while the one before it runs, so nothing is read back, nothing that Python holds is copied over, and
 what is the same in every step is made once.
 
-The drafter does not run. Its places in the pool are zeroed, so that it attends to nothing there rather than to what an
+A drafter does not run. Its places in the pool are zeroed, so that it attends to nothing there rather than to what an
 earlier request left; what it needs to catch up is kept for a while (missed.py).
 """
 
@@ -22,6 +22,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from tlt_server.engine.decode.missed import Missed
+from tlt_server.engine.decode.undrafted import no_proposal
 from tlt_server.engine.decode.verify import forbid_early_stop
 from tlt_server.engine.graphs.capture import changed
 from tlt_server.engine.graphs.planning import plan_decodes
@@ -37,8 +38,9 @@ class PlainSteps:
         self.runner = runner = copy.copy(worker.target_worker.model_runner)
         # override: of a copy: a model runner reads in many places whether its server speculates
         runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        # override: of a copy: its passes, and their CUDA graphs, hand out all hidden states
-        runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
+        if worker.draft_worker.drafts:
+            # override: of a copy: its passes, and their CUDA graphs, hand out all hidden states
+            runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
         plan_decodes(runner.attn_backend)
@@ -48,7 +50,7 @@ class PlainSteps:
         most = worker.req_to_token_pool.size
         self._one_each = torch.ones(most, dtype=torch.int32)  # where it is read: on the CPU
         self._proposal = _empty_proposal(worker, most)
-        self.missed = Missed(worker)
+        self.missed: Missed | None = Missed(worker) if worker.draft_worker.drafts else None
 
     def step(
         self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
@@ -68,8 +70,9 @@ class PlainSteps:
             reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=batch.device, barrier=grammar_barrier
         )
         tokens = self._drawn(batch, forward_batch, output.logits_output, mask)
-        leave_out(self._worker.draft_worker.draft_runner.token_to_kv_pool, batch.out_cache_loc)
-        self.missed.keep(batch, forward_batch.positions, output.logits_output.hidden_states, tokens)
+        if self.missed is not None:
+            leave_out(self._worker.draft_worker.draft_runner.token_to_kv_pool, batch.out_cache_loc)
+            self.missed.keep(batch, forward_batch.positions, output.logits_output.hidden_states, tokens)
         bs = len(batch.reqs)
         return GenerationBatchResult(
             logits_output=output.logits_output,
@@ -129,11 +132,10 @@ def leave_out(pool: Any, places: torch.Tensor) -> None:
 
 def _empty_proposal(worker: Any, most: int) -> dict[str, torch.Tensor]:
     """What a step leaves in place of the drafter's proposal: of up to `most` requests, in the widest arm's shape."""
+    nothing = no_proposal(most, worker.device, worker.topk)
+    if not worker.draft_worker.drafts:
+        return nothing
     hidden_size, dtype = get_draft_recurrent_hidden_state_spec(worker.draft_worker.draft_runner)
-    nothing = {
-        "topk_p": torch.zeros(most, worker.topk, dtype=torch.float32, device=worker.device),
-        "topk_index": torch.zeros(most, worker.topk, dtype=torch.int64, device=worker.device),
-    }
     if hidden_size is not None:
         nothing["hidden_states"] = torch.zeros(most, hidden_size, dtype=dtype, device=worker.device)
     return nothing

@@ -25,6 +25,7 @@ from tlt_server.strategy.costs import guessed_costs
 from tlt_server.strategy.defaults import default_buckets, untimed_buckets
 from tlt_server.strategy.estimates import Learned
 from tlt_server.strategy.selector import Selector
+from tlt_server.strategy.settings import to_client
 
 LEARNED = ("bandit", "paper")
 """Modes in which rank 0 decides by what it has seen."""
@@ -37,7 +38,7 @@ class Speculation:
 
     worker: `EagleWorker`, which decodes by its `table`; None: the server was started without a drafter. largest: batch
     size. leads: this is the rank that decides. held: why steps do not speculate, whatever is asked for.
-    on: decode steps may speculate.
+    on: decode steps may speculate, and the drafter may draft for them.
     """
 
     def __init__(self, worker: Any, largest: int, events: EventLog, *, leads: bool = True) -> None:
@@ -53,16 +54,15 @@ class Speculation:
         if worker is not None:
             self._selector = _selector(worker, largest)
             self._last = worker.all_arms[0]
-            chooses = len(worker.all_arms) > 1 or worker.finds_arms
-            self._wished = self._settled_for(StrategyUpdate("bandit" if chooses else "pinned"))
+            self._wished = self._settled_for(StrategyUpdate("bandit" if worker.chooses else "pinned"))
             self._selector.configure(self._wished)
 
     def describe(self) -> schemas.Speculation:
         """As our routes show it."""
         if self._selector is None:
             return schemas.Speculation("off", False, None, None)
-        arms = tuple(map(_client_arm, self._worker.all_arms))
-        last = None if self._last is None else _client_arm(self._last)
+        arms = tuple(client for arm in self._worker.all_arms if (client := to_client(arm)))
+        last = to_client(self._last)
         selecting_us = 1e6 * fmean(self._selecting) if self._selecting else None
         mode, report = self._wished.mode, replace(self._selector.report(), selecting_us=selecting_us)
         return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
@@ -87,14 +87,21 @@ class Speculation:
         self._selector.restore(learned)
 
     def hold(self, why: str) -> None:
-        """Keeps speculation off, whatever is asked for, until it is released."""
+        """Keeps the drafter from drafting, whatever is asked for, until it is released; history may go on."""
         self.held = why
+        self._let_draft(False)
         self._apply(why)
 
     def release(self, why: str) -> None:
         """Nothing speaks against speculation any more."""
         self.held = None
+        self._let_draft(True)
         self._apply(why)
+
+    @property
+    def there(self) -> bool:
+        """Whether the server was started with anything that drafts."""
+        return self._worker is not None
 
     # -- what rank 0 decides --
 
@@ -104,6 +111,8 @@ class Speculation:
             return None
         assert self._selector is not None
         began = time.perf_counter()
+        if self._worker.history is not None and (lengths := self._worker.history.foreseen()) is not None:
+            self._selector.foresee(lengths)
         table = self._selector.table()
         self._reading = time.perf_counter() - began  # not summed: a scheduler without requests asks all the time
         return None if table == self._worker.table else table
@@ -150,11 +159,20 @@ class Speculation:
 
     @property
     def _learns(self) -> bool:
-        return self.held is None and self._wished.mode in LEARNED
+        return self._may and self._wished.mode in LEARNED
+
+    @property
+    def _may(self) -> bool:
+        """Whether anything may draft."""
+        return self.held is None or (self._worker is not None and self._worker.history is not None)
+
+    def _let_draft(self, on: bool) -> None:
+        if self._selector is not None:
+            self._selector.let_draft(on)
 
     def _settled_for(self, update: StrategyUpdate) -> StrategyUpdate:
         if update.mode == "pinned" and update.pinned is None:
-            return replace(update, pinned=_client_arm(self._worker.all_arms[0]))
+            return replace(update, pinned=to_client(self._worker.all_arms[0]))
         return update
 
     def _apply(self, why: str) -> None:
@@ -164,7 +182,7 @@ class Speculation:
         on = self._wished.mode != "off" and self.held is None
         if not on:
             self._worker.table = OFF
-        elif not self._learns:
+        if self._may and not self._learns:
             self._worker.table = self._selector.table()
         if on != self.on:
             self.on = on
@@ -202,7 +220,3 @@ def _selector(worker: Any, largest: int) -> Selector:
     else:
         buckets = default_buckets(costs, captured, largest)
     return Selector(costs, captured, largest, buckets, Random(0))
-
-
-def _client_arm(arm: Arm) -> schemas.Arm:
-    return schemas.Arm(arm.num_steps, arm.topk, arm.num_draft_tokens)

@@ -1,56 +1,99 @@
-"""What sampling on a server without a drafter is to have in common with plain steps under speculation.
+"""What stands in place of a drafter on a server without one, where history alone drafts: it loads and runs nothing."""
 
-Upstream's own penalizers, of min_new_tokens too, count on the host, which under overlap knows a token one step late.
-"""
-
-from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from tlt_server.engine.decode.verify import prepare_last, settle_greed
-from tlt_server.engine.sampling.penalties import Penalties
+import torch
+from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_utils import default_tree_mask_mode
+
+from tlt_server.config import ServerConfig
+from tlt_server.engine.decode.drafting import Drafting, draft_from_history
+from tlt_server.engine.decode.history import Histories
 
 
-class Undrafted:
-    """What all passes of one rank's `TpModelWorker` go through, from here on."""
+def draft_worker_class() -> type:
+    """Of this server."""
+    return NoDrafter if ServerConfig.from_environment().without_drafter else Drafting
 
-    def __init__(self, worker: Any) -> None:
-        runner = worker.model_runner
-        slots = runner.req_to_token_pool.req_to_token.shape[0]
-        self._penalties = Penalties(slots, runner.model_config.vocab_size, runner.device)
-        self._forward = worker.forward_batch_generation
-        # override: the worker has no place for it between a pass and its sampling
-        worker.forward_batch_generation = self._step
 
-    def _step(self, batch: Any, *args: Any, **named: Any) -> Any:
-        """As upstream's."""
-        if batch is None or not batch.reqs:
-            return self._forward(batch, *args, **named)
-        settle_greed(batch)
-        if batch.forward_mode.is_extend():
-            decoding = len(batch.decoding_reqs or ())  # behind the others, where a batch is mixed
-            places = slice(len(batch.reqs) - decoding)
-            self._penalties.begin(
-                SimpleNamespace(reqs=batch.reqs[places], req_pool_indices=batch.req_pool_indices[places])
-            )
-        prepare_last(batch, self._penalties)
-        # the scheduler changes its batch meanwhile, where a grammar has sampling wait
-        sampled = SimpleNamespace(reqs=list(batch.reqs), req_pool_indices=batch.req_pool_indices)
-        return self._counted(self._forward(batch, *args, **named), sampled)
+class NoDrafter(EagleDraftWorkerBase):
+    """Upstream's draft worker, as far as it is asked for anything. of_history, history: as `Drafting` has them."""
 
-    def _counted(self, result: Any, sampled: Any) -> Any:
-        """A result, its tokens counted as soon as they are there."""
-        if result.delay_sample_func is not None:
-            # override: upstream calls it later in the step
-            result.delay_sample_func = self._later(result.delay_sample_func, sampled)
-        elif result.next_token_ids is not None:
-            self._penalties.count(sampled, result.next_token_ids)
-        return result
+    drafts = False
+    of_history = False
+    history: Histories | None = None
+    hot_token_id = draft_attn_backend = draft_extend_attn_backend = None
+    cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
+    widest = 1
 
-    def _later(self, sample: Callable[[], Any], sampled: Any) -> Callable[[], Any]:
-        def counting() -> Any:
-            result = sample()
-            self._penalties.count(sampled, result.next_token_ids)
-            return result
+    def __init__(self, server_args: Any, *parts: Any) -> None:
+        super().__init__()
+        target_worker = parts[-1]
+        self.server_args, self.target_worker, self.device = server_args, target_worker, server_args.device
+        self.topk = server_args.speculative_eagle_topk
+        self.speculative_num_steps = server_args.speculative_num_steps
+        self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
+        self.tree_mask_mode = default_tree_mask_mode()
+        self._rebuild_topk1_chain_buffers()
+        target = target_worker.model_runner
+        self.draft_runner = SimpleNamespace(
+            tp_group=target.tp_group,
+            model_config=target.model_config,
+            spec_algorithm=target.spec_algorithm,
+            server_args=target.server_args,
+            token_to_kv_pool=None,
+        )
 
-        return counting
+    @property
+    def draft_runners(self) -> list[Any]:
+        return []
+
+    def draft_tp_context(self, _: Any) -> Any:
+        return nullcontext()
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        self.req_to_token_pool = kwargs["req_to_token_pool"]
+
+    def init_attention_backends(self) -> None:
+        """There are none."""
+
+    def init_cuda_graphs(self) -> None:
+        """There are none."""
+
+    def add_noise(self) -> None:
+        """There is nothing to add it to."""
+
+    @property
+    def rows(self) -> int:
+        rows: int = self.speculative_num_steps + 1
+        return rows
+
+    def draft(self, batch: Any) -> Any:
+        return draft_from_history(self, batch)
+
+    def draft_extend(self) -> None:
+        """Nobody reads."""
+
+    def _draft_extend_for_prefill(self, batch: Any, _: Any, tokens: torch.Tensor, *__: Any) -> EagleDraftInput:
+        return EagleDraftInput(
+            bonus_tokens=tokens,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+            **no_proposal(len(batch.reqs), self.device),
+        )
+
+    def _draft_extend_for_decode(self, batch: Any, result: Any) -> None:
+        proposal = result.next_draft_input
+        for name, nothing in no_proposal(len(batch.reqs), self.device).items():
+            setattr(proposal, name, nothing)
+
+
+def no_proposal(count: int, device: Any, width: int = 1) -> dict[str, torch.Tensor]:
+    """What a step leaves in place of a drafter's proposal, of `count` requests and as many branches as `width`."""
+    return {
+        "topk_p": torch.zeros(count, width, dtype=torch.float32, device=device),
+        "topk_index": torch.zeros(count, width, dtype=torch.int64, device=device),
+    }

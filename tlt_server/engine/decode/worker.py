@@ -5,15 +5,16 @@ activated another drafter, or announced other arms.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from tlt_client import schemas
 
-from tlt_server.config import Arm, ServerConfig, arms_of
-from tlt_server.engine.decode.arms import Arms
+from tlt_server.config import Arm, ServerConfig
+from tlt_server.engine.decode.arms import Arms, arms_of
+from tlt_server.engine.decode.history import Histories
 from tlt_server.engine.decode.missed import PASSES
 from tlt_server.engine.decode.plain import PlainSteps
 from tlt_server.engine.decode.routed import routed_experts
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 class EagleWorker(EAGLEWorkerV2):
     """Upstream's worker.
 
-    weights: the drafter's, from when its pools are allocated.
+    weights: the drafter's, from when its pools are allocated; None: there is none.
     all_arms: those of this server that have graphs, or need none, the first of them active at first.
     finds_arms: whether it keeps of its arms those that profiling retains.
     captured: the largest batch size of each arm: of its CUDA graphs where there are some and several arms, else any.
@@ -44,9 +45,10 @@ class EagleWorker(EAGLEWorkerV2):
     table: the arm of each batch size. Changed between two steps only, on all ranks alike.
     speculation: is told of each step; None before the scheduler has one.
     tap: None where no features are taken.
+    history: None where no arm drafts from it.
     """
 
-    weights: DrafterWeights
+    weights: DrafterWeights | None = None
     finds_arms: bool
     graphs: schemas.Graphs
     costs: StepCosts | None
@@ -54,11 +56,13 @@ class EagleWorker(EAGLEWorkerV2):
     captured: Mapping[Arm, int]
     speculation: Any = None
     tap: Tap | None = None
+    history: Histories | None = None
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         """Upstream shares the target's embedding and head with the drafter here; before, they are not yet one."""
         super().alloc_memory_pool(*args, **kwargs)
-        self.weights = DrafterWeights(self._draft_worker)
+        if self._draft_worker.drafts:
+            self.weights = DrafterWeights(self._draft_worker)
 
     def init_attention_backends(self) -> None:
         """After this upstream captures the target's graphs, for which each arm has its own."""
@@ -84,6 +88,7 @@ class EagleWorker(EAGLEWorkerV2):
             made.append(self._plain.runner.decode_cuda_graph_runner)
         compile_filters(self._target_worker.model_runner.device)
         slots = self.req_to_token_pool.req_to_token.shape[0]
+        self._keep_history(slots)
         self._penalties = Penalties(slots, self._target_worker.model_config.vocab_size, self.device)
         self._last: Choice = None
         largest = self._target_worker.model_runner.max_running_requests
@@ -94,8 +99,19 @@ class EagleWorker(EAGLEWorkerV2):
         self.graphs = self._graphs.describe()
         self.table = pinned_table(self.all_arms[0], self.captured)
 
+    def _keep_history(self, slots: int) -> None:
+        """From here on, where an arm is to draft from it. slots: of the request pool."""
+        if depths := [arm.num_steps for arm in self.all_arms if arm.of_history]:
+            self.history = Histories(ServerConfig.from_environment().history_tokens, slots, max(depths))
+            self._draft_worker.history = self.history
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is more than one arm to decode with: what history has for a batch is known only then."""
+        return len(self.all_arms) > 1 or self.finds_arms or self.history is not None
+
     def _timed(self, largest: int) -> StepCosts | None:
-        if len(self.all_arms) == 1 and not self.finds_arms:
+        if not self.chooses:
             return None
         found = timings(self._arms.by_arm, self._plain.runner.decode_cuda_graph_runner)
         padded = bool(found)  # to the next batch size that has a graph
@@ -126,15 +142,15 @@ class EagleWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
-        behind = self._plain.missed.counts(batch.reqs)
-        if arm is not None and any(behind):
-            self._catch_up(batch, arm, behind)
+        behind = self._catch_up(batch, arm)
+        if self.history is not None:
+            self.history.settle()
         self._arms.put(arm)
         self._last = arm
         batch.sampling_info.penalties = self._penalties  # override: of a copy for one step: what verification is handed
         if self.speculation is not None:
             cached = sum(req.kv_committed_len for req in batch.reqs)
-            self.speculation.launched(arm, len(batch.reqs), cached, sum(behind))
+            self.speculation.launched(arm, len(batch.reqs), cached, behind)
         if arm is not None:
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         else:
@@ -142,6 +158,10 @@ class EagleWorker(EAGLEWorkerV2):
             if self.tap:
                 self.tap.take_step(batch.reqs, result, most=1)
         result.arm = arm
+        if self.history is not None and arm is not None and arm.of_history:
+            result.drafted = self.history.drafted
+        if self.history is not None:
+            self.history.launched(batch.reqs, result)
         return result
 
     def verify(self, batch: Any, grammar_barrier: Callable[..., None] | None = None) -> GenerationBatchResult:
@@ -156,7 +176,9 @@ class EagleWorker(EAGLEWorkerV2):
     @property
     def war_fastpath_runner(self) -> Any:
         """Whose pass is the last of a step to read what the scheduler writes for the next one."""
-        return super().war_fastpath_runner if self._last is not None else self._plain.runner
+        if self._last is None:
+            return self._plain.runner
+        return super().war_fastpath_runner if self.weights is not None else self._target_worker.model_runner
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -167,7 +189,11 @@ class EagleWorker(EAGLEWorkerV2):
         self._arms.put(None)
         if self.speculation is not None:
             self.speculation.interrupted()
-        self._plain.missed.forget(batch.reqs)
+        if self._plain.missed is not None:
+            self._plain.missed.forget(batch.reqs)
+        remembers = self.history is not None and not batch.forward_mode.is_idle()
+        if self.history is not None and remembers:
+            self.history.begin(batch.reqs)
         chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
         self._penalties.begin(batch)
         prepare_last(batch, self._penalties)
@@ -175,12 +201,22 @@ class EagleWorker(EAGLEWorkerV2):
         self._penalties.count(batch, result.next_token_ids)
         if self.tap and chunks is not None:
             self.tap.take_chunks(result, chunks)
+        if self.history is not None and remembers:
+            self.history.launched(batch.reqs, result)
         return result
 
-    def _catch_up(self, batch: Any, arm: Arm, behind: Sequence[int]) -> None:
-        """The drafter reads before a step, few tokens with the arm, else with what SGLang was started with."""
+    def _catch_up(self, batch: Any, arm: Choice) -> int:
+        """How many tokens the drafter has missed. Before a step with an arm it reads them, few with the arm, else with
+        what SGLang was started with."""
+        missed = self._plain.missed
+        if missed is None:
+            return 0
+        behind = missed.counts(batch.reqs)
+        if arm is None or not any(behind):
+            return sum(behind)
         few = max(behind) <= PASSES * arm.path
         self._arms.put(arm if few else None)
-        read = self._plain.missed.read_in_step if few else self._plain.missed.read_as_prefill
+        read = missed.read_in_step if few else missed.read_as_prefill
         with draft_context(self._draft_worker):
             read(batch, behind)
+        return sum(behind)

@@ -28,6 +28,7 @@ from tlt_server.config import ServerConfig
 from tlt_server.engine.features.pinned import BATCH_BYTES, PinnedMemory, Rows, States, cut, tokens_of
 from tlt_server.engine.features.quota import Follow, Quota
 from tlt_server.engine.features.sender import Sender
+from tlt_server.engine.requests.remembered import HEALTH_CHECK
 from tlt_server.engine.weights.state import Stamp
 from tlt_server.metrics import count_features_dropped, count_features_sent
 from tlt_server.wire.features import FeatureHeader
@@ -39,8 +40,6 @@ Kind = Literal["eagle", "eagle3"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 STATES_EAGLE3 = 4
 """Hidden states of a token: three that the drafter reads, and the final one."""
-HEALTH_CHECK = "HEALTH_CHECK"
-"""How upstream's own requests are named (srt/constants.py)."""
 
 
 @dataclass(slots=True)

@@ -140,7 +140,10 @@ class Graphs:
         return Pass(attention, *made or [None])
 
     def drafting(self, arm: Arm) -> Pass:
-        """The drafter's passes of one step, all in one graph; the drafter is set up for the arm. None for one step."""
+        """The drafter's passes of one step, all in one graph; the drafter is set up for the arm. None for one step, and
+        for what history drafts."""
+        if arm.of_history:
+            return Pass(None, None)
         from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
 
         draft = self._draft
@@ -154,7 +157,9 @@ class Graphs:
         return Pass(attention, *made or [None])
 
     def draft_extend(self, arm: Arm) -> Pass:
-        """The drafter's pass over what can have been accepted, a path through the tree."""
+        """The drafter's pass over what can have been accepted, a path through the tree. None where there is none."""
+        if not self._draft.drafts:
+            return Pass(None, None)
         from tlt_server.engine.graphs.extending import DraftExtendGraphs
 
         with self._making(DRAFT_EXTEND, arm, arm.path) as made:

@@ -27,7 +27,7 @@ def check_weights(router: Any, recv_req: Any) -> CheckWeightsReqOutput:
     """Does what an upstream `CheckWeightsReqInput` asks of one or both of them; router: the scheduler's `WeightRouter`.
     Raises OutOfTurn: the weights are released, or there is no drafter."""
     router.memory.require_weights()
-    action, drafter = recv_req.action, router.draft_worker
+    action, drafter = recv_req.action, router.draft_worker if router.state.drafter is not None else None
     checked = router.tp_worker.model_runner
     if action.startswith(OF_DRAFTER):
         checked, drafter = _OwnOfDrafter(router), None

@@ -101,7 +101,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
     # -- upstream's routes --
 
     def update_weights_from_disk(self, recv_req: Any) -> UpdateWeightFromDiskReqOutput:
-        if self.state.drafter is not None:  # SGLang would capture the widest arm anew; graphs read weights in place
+        if self.state.speculation.there:  # SGLang would capture the widest arm anew; graphs read weights in place
             recv_req.recapture_cuda_graph = False
         success, message = self._update("disk", recv_req, self.tp_worker.update_weights_from_disk)
         return UpdateWeightFromDiskReqOutput(success=success, message=message, num_paused_requests=0)

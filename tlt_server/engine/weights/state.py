@@ -13,13 +13,14 @@ from msgspec.structs import asdict
 from tlt_client.schemas import DrafterTrainer, DrafterVersion, Event, TargetVersion, Versions
 
 from tlt_server.config import Arm, ServerConfig
+from tlt_server.engine.decode.history import Histories
 from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.decode.steplog import StepLog
-from tlt_server.engine.decode.undrafted import Undrafted
 from tlt_server.engine.decode.verify import counts_late
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.features.sharing import Sharing, sharing_of
 from tlt_server.engine.ranks import gathered
+from tlt_server.engine.sampling.undrafted import Undrafted
 from tlt_server.engine.weights.drafter import Drafter
 from tlt_server.engine.weights.head import head_of
 from tlt_server.engine.weights.publications import Gaps, Publications, Published
@@ -47,7 +48,7 @@ SHOWN_EVERY = 64
 @dataclass
 class EngineState:
     """Versions and events, beside the models that they speak of. devices: of all ranks, the same on each. target_era:
-    counts the calls that wrote to the target."""
+    counts the calls that wrote to the target. show_history: whether this rank tells the metrics of it."""
 
     publications: Publications
     events: EventLog
@@ -57,6 +58,8 @@ class EngineState:
     devices: list[str]
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
+    history: Histories | None = None
+    show_history: bool = False
     target_era: int = 0
     _settled: int = 0
 
@@ -95,13 +98,16 @@ class EngineState:
         if trainer.refused is not None and trainer.refused != before.refused:
             self.events.add("drafter_refused", version=trainer.refused, why=trainer.reason)
 
-    def settled(self, drafter_version: int, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]]) -> None:
+    def settled(
+        self, drafter_version: int | None, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]]
+    ) -> None:
         """A decode step was settled: its drafter and arm (None: off) at launch, requests in its batch, and accepted
         drafts of each request that counts."""
-        assert self.drafter is not None
         self.speculation.settled(batch, [count for _, count in accepted])
-        if arm is None or not accepted:
+        if arm is None or arm.of_history or not accepted:
             return
+        assert self.drafter is not None
+        assert drafter_version is not None
         self.drafter.settled(drafter_version, arm, accepted)
         self._settled += 1
         if self._settled % SHOWN_EVERY == 0 and self.events.told is not None:
@@ -145,10 +151,15 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
     sharing, group = sharing_of(scheduler, publications), scheduler.tp_cpu_group
     devices = gathered(group, identity(torch.device(scheduler.device, scheduler.ps.gpu_id)))
-    state = EngineState(publications, events, drafter, speculation, sharing, devices, step_log=step_log)
+    history = None if worker is None else worker.history
+    parts = publications, events, drafter, speculation, sharing, devices
+    state = EngineState(*parts, step_log=step_log, history=history)
+    if history is not None:
+        history.version = lambda: state.target_era
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()
+        state.show_history = True
     gc.collect()
     gc.freeze()  # what is there stays; checkpoint-engine collects all garbage at each update, with decoding at a stop
     return state
@@ -176,6 +187,7 @@ def _drafter(scheduler: Any, events: EventLog, speculation: Speculation, config:
         return context
 
     start = DrafterVersion(0, str(scheduler.server_args.speculative_draft_model_path), None, None)
-    watchdog = Watchdog(worker.all_arms, config.watchdog, config.accept_length_floor, time.time)
+    arms = [arm for arm in worker.all_arms if not arm.of_history]
+    watchdog = Watchdog(arms, config.watchdog, config.accept_length_floor, time.time)
     parts = worker.weights, scheduler.tp_cpu_group, between_steps, events, start, watchdog, speculation
     return Drafter(*parts, untrained=config.begins_untrained, follows=head_of(worker) is not None)

@@ -85,7 +85,7 @@ class Watchdog:
     def __init__(self, arms: Sequence[Arm], mode: Watchfulness, floor: float, clock: Callable[[], float]) -> None:
         self.mode, self._clock, self.trusted = mode, clock, True
         self._lanes = {arm: Lane(arm.num_steps, floor) for arm in arms}
-        self._newest = self._lanes[arms[0]]
+        self._newest = self._lanes[arms[0]] if arms else Lane(1, floor)
         self._target: int | None = None
         self._probe_at: float | None = None
         self._wait, self._event, self._steps, self._at = FIRST_S, "start", 0, clock()

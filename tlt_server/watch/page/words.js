@@ -37,11 +37,13 @@ export function clock(time, seconds = true) {
 
 /** As the flag --arm has it. */
 export function arm(value) {
+  if (value?.source === "history") return `history:${value.num_steps}`;
   return value ? `${value.num_steps},${value.topk},${value.num_draft_tokens}` : "off";
 }
 
 export function kindOfArm(value) {
   if (!value) return "plain decoding";
+  if (value.source === "history") return "of history";
   return value.topk === 1 ? "chain" : "tree";
 }
 

@@ -7,14 +7,36 @@ patched SGLang behaves as upstream's.
 
 import os
 import socket
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 import msgspec
 
+from tlt_server.config.arm import CANDIDATES, Arm, widest
 from tlt_server.errors import ConfigError
+
+__all__ = [
+    "AUTO",
+    "CANDIDATES",
+    "ENVIRONMENT_VARIABLE",
+    "MTP",
+    "NONE",
+    "Arm",
+    "Dialect",
+    "DrafterForm",
+    "DrafterKind",
+    "Features",
+    "GraphSharing",
+    "HeadSource",
+    "ServerConfig",
+    "Trainer",
+    "Watchfulness",
+    "beside",
+    "drafter_cache",
+    "read_toml",
+    "widest",
+]
 
 T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "TLT_SERVER_CONFIG"
@@ -22,6 +44,8 @@ AUTO = "auto"
 """In place of a drafter: make one that has learnt nothing yet. In place of arms: find them."""
 MTP = "mtp"
 """In place of a drafter: the head that the target's own checkpoint carries."""
+NONE = "none"
+"""In place of a drafter: history alone drafts."""
 
 
 class DrafterKind(StrEnum):
@@ -37,62 +61,6 @@ class DrafterForm(StrEnum):
     SGLANG = "sglang"
     VLLM = "vllm"
     SPECULATORS = "speculators"
-
-
-class Arm(msgspec.Struct, frozen=True, array_like=True):
-    """A speculative strategy: draft depth, branches kept at each depth, tokens verified in one target pass."""
-
-    num_steps: int
-    topk: int
-    num_draft_tokens: int
-
-    def __post_init__(self) -> None:
-        if min(self.num_steps, self.topk) < 1:
-            raise ConfigError(f"arm {self}: num_steps and topk must be at least 1")
-        if self.topk == 1 and self.num_draft_tokens != self.path:
-            raise ConfigError(f"arm {self}: a chain verifies num_steps + 1 = {self.path} tokens")
-        # SGLang's kernels end where fewer tokens are verified than one path has
-        if not self.path <= self.num_draft_tokens <= self.tree_size:
-            raise ConfigError(
-                f"arm {self}: num_draft_tokens must lie between {self.path} and {self.tree_size}, the whole tree"
-            )
-
-    def __str__(self) -> str:
-        return f"({self.num_steps},{self.topk},{self.num_draft_tokens})"
-
-    @property
-    def path(self) -> int:
-        """Tokens from the root (the last sampled token) to a leaf: as many as a step can add to a request."""
-        return self.num_steps + 1
-
-    @property
-    def tree_size(self) -> int:
-        """Nodes that a draft of this depth and width has, its root included."""
-        return 1 + self.topk + (self.num_steps - 1) * self.topk**2
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """An arm from `num_steps,topk,num_draft_tokens`. ConfigError: not three whole numbers, or not an arm."""
-        try:
-            numbers = [int(part) for part in text.split(",")]
-        except ValueError:
-            numbers = []
-        if len(numbers) != 3:
-            raise ConfigError(f"arm {text!r}: write num_steps,topk,num_draft_tokens, as in 3,1,4")
-        return cls(*numbers)
-
-
-def widest(arms: Sequence[Arm]) -> Arm:
-    """The smallest arm that is nowhere smaller than one of these: what buffers are sized by."""
-    return Arm(*(max(values) for values in zip(*map(msgspec.structs.astuple, arms), strict=True)))
-
-
-CANDIDATES = (
-    *(Arm(steps, 1, steps + 1) for steps in (1, 3, 5, 7, 11, 15)),
-    *(Arm(5, 4, 8), Arm(5, 4, 16), Arm(8, 4, 16), Arm(8, 4, 32)),
-)
-"""What a server tries that is to find its arms itself: from what hardly costs anything to what few requests at once can
-afford on a large GPU."""
 
 
 class Trainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +162,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What `tlt-server serve` adds to SGLang's flags.
 
     drafter: folder or hub name of the EAGLE or EAGLE-3 drafter; `auto`: one is made, and not used before another is
-        sent; `mtp`: the target's own head; None: the embedded one for the embedded target, else no speculation.
+        sent; `mtp`: the target's own head; `none`: there is none, and all arms are of history; None: the embedded one
+        for the embedded target, else no speculation.
     mtp: what brings an MTP head's new weights.
     drafter_kind: what `auto` makes.
     arms: those that a step may be decoded with, beside plain decoding; `auto`: of `CANDIDATES` those that can pay on
@@ -203,6 +172,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph_memory_gb: 10⁹ bytes of each GPU that CUDA graphs of decode steps may take; arms, or their larger batches, are
         left out where they do not fit. None: any.
     speculation: False serves without a drafter whatever `drafter` says.
+    history_tokens: of responses that each rank remembers, where an arm is of history; of memory, 48 bytes each.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
     allow_partial: whether a publication may leave tensors of the target as they are; one of a session may as the
@@ -224,6 +194,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph_sharing: GraphSharing = GraphSharing.POOL
     graph_memory_gb: float | None = None
     speculation: bool = True
+    history_tokens: Annotated[int, msgspec.Meta(ge=1024, le=2**31)] = 2**24
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     allow_partial: bool = False
     trainer: Trainer | None = None
@@ -242,6 +213,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"--graph-memory-gb {self.graph_memory_gb}: must be more than 0. Drop it for no bound")
         if self.graph_memory_gb is not None and self.graph_sharing is GraphSharing.NONE:
             raise ConfigError("--graph-memory-gb beside --graph-sharing none, which captures all: drop one of the two")
+        if self.without_drafter and (drafted := [str(arm) for arm in self.to_try if not arm.of_history]):
+            raise ConfigError(f"--drafter none beside arms {', '.join(drafted)}: give --arm history, or a drafter")
 
     @property
     def finds_arms(self) -> bool:
@@ -257,6 +230,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def begins_untrained(self) -> bool:
         """Whether the drafter of the start has learnt nothing: no step may draft until another is active."""
         return self.drafter == AUTO and self.speculation
+
+    @property
+    def without_drafter(self) -> bool:
+        """Whether nothing but history drafts."""
+        return self.drafter == NONE and self.speculation
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether it remembers responses."""
+        return self.speculation and any(arm.of_history for arm in self.to_try)
 
     @property
     def taps(self) -> bool:
@@ -286,11 +269,3 @@ def read_toml(path: Path, kind: type[T]) -> T:
 def drafter_cache() -> Path:
     """Where drafters are kept that a start or an update made on its way: of the user, by XDG's base directories."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tlt-server" / "drafters"
-
-
-def arms_of(server_args: Any) -> tuple[Arm, ...]:
-    """The arms of a speculative server, in one of its processes; the one of `server_args` where the user set others."""
-    a = server_args
-    own = Arm(a.speculative_num_steps, a.speculative_eagle_topk, a.speculative_num_draft_tokens)
-    arms = ServerConfig.from_environment().to_try
-    return arms if widest(arms) == own else (own,)
