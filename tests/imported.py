@@ -12,9 +12,9 @@ os.environ |= CPU_ENVIRONMENT
 ServerConfig().to_environment()  # opens the seams, as in a server
 with importing():
     import sglang.launch_server
+    import sglang.srt.entrypoints.anthropic.serving
     import sglang.srt.entrypoints.engine
-    import sglang.srt.entrypoints.openai.serving_chat
-    import sglang.srt.entrypoints.openai.serving_responses
+    import sglang.srt.entrypoints.ollama.serving
     import sglang.srt.managers.scheduler
     import sglang.srt.models.registry
     import torch.distributed.tensor
