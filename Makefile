@@ -1,6 +1,6 @@
 # make demo   environment, fork, server, the main job and the RL loop, on any Linux x86-64 machine; JSON=PATH keeps the
 #             figures, demo.png the picture
-# make test   every test that runs without a GPU, by two workers: one has those that start servers, and begins with them
+# make test   every test that runs without a GPU, by two workers, which begin with those that need servers
 # make check  lint, and the tests that take less than a second each: under a minute on two cores
 # make lint   format, lint, types, shell scripts, YAML
 # make coverage  every test once more, and which share of tlt_server's lines they run, in all processes; JSON=PATH keeps it

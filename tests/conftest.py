@@ -1,6 +1,8 @@
 """Shared by all tests: transformers imports wherever torch does, no property fails because the machine is busy, what
-tests start ends by Ctrl-C, and which tests stay together where `make test` has two workers."""
+tests start ends by Ctrl-C, no garbage is looked for among imports, and which tests stay together where `make test` has
+two workers."""
 
+import gc
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,40 @@ import pytest
 from hypothesis import settings
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
+from tlt_server.process import ending
 
+gc.disable()  # until all is imported: see tlt_server.process.importing
 settings.register_profile("tlt", deadline=None)
 settings.load_profile("tlt")
 mend_torchvision()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TOGETHER = {"server", "fork"}
-"""Folders of which one worker has all tests: a server at work takes a core, and two would starve each other; the fork
-is built once."""
+
+@pytest.hookimpl(trylast=True)  # after pytest's own reordering
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that take long come first, so that no worker waits at the end for another's."""
+    kinds = ("server", "slow")
+    first: dict[Path, int] = {}
+    for item in items:
+        kind = next((at for at, name in enumerate(kinds) if item.get_closest_marker(name)), len(kinds))
+        first[item.path] = min(kind, first.get(item.path, kind))
+    items.sort(key=lambda item: first[item.path])
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    ending()
+
+
+TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}
+"""Folders of which one worker has all tests: they share a build, or a cluster."""
+REPLICAS = {Path("tests/server", f"test_{name}.py") for name in ("processes", "seeds", "weight_processes")}
+"""Files that share the server that takes longest to start: its tokenizer workers import all anew."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not
@@ -29,6 +55,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0])
-            return file.parent.name if file.parent.name in TOGETHER else str(file)
+            if file in REPLICAS:
+                return "replicas"
+            return str(file.parent if file.parent in TOGETHER else file)
 
     return ByPlace(config, log)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 from benchmarks.lib.tables import RESULTS
 
@@ -35,10 +36,14 @@ PLACEHOLDERS = {
 
 def undefined(figures: Iterable[str]) -> list[str]:
     """Those that docs/results do not define."""
+    return [name for name in figures if not _defined().fullmatch(name)]
+
+
+@cache
+def _defined() -> re.Pattern[str]:
     definitions = re.findall(r"`([a-zA-Z0-9_]+)`", "".join(page.read_text() for page in PAGES))
-    patterns = [re.sub("[A-Z]+", _placeholder, each) for each in definitions]
-    return [name for name in figures if not any(re.fullmatch(pattern, name) for pattern in patterns)]
+    return re.compile("|".join(re.sub("[A-Z]+", _placeholder, each) for each in dict.fromkeys(definitions)))
 
 
 def _placeholder(found: re.Match[str]) -> str:
-    return f"({PLACEHOLDERS[found[0]]})" if found[0] in PLACEHOLDERS else found[0]
+    return f"(?:{PLACEHOLDERS[found[0]]})" if found[0] in PLACEHOLDERS else found[0]

@@ -22,6 +22,7 @@ SHOWN = {
     "Tensor parallelism (TP)": "tests/server/test_processes.py",
     "Data parallelism (DP)": "tests/server/test_processes.py",
     "MTP: a draft head that belongs to the target": "tests/server/test_mtp.py",
+    "Deterministic inference": "tests/server/test_deterministic.py",
     "Memory saver": "tests/server/test_release.py",
     "Routed experts of a response": "tests/server/test_routed_experts.py",
 }

@@ -22,6 +22,7 @@ from tlt_server.preflight import (
     drafter_algorithm,
     read_model_config,
 )
+from tlt_server.process import ending, importing
 from tlt_server.support import drafts_by_own_head, require_supported
 from tlt_server.wire.messages import ModelIdentity
 
@@ -147,8 +148,12 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(argv: Sequence[str]) -> "ServerArgs":
     """SGLang's settings. ConfigError: an unknown flag, a bad value, a model that cannot be found or read."""
+    from sglang.srt import server_args
     from sglang.srt.server_args import ServerArgs, prepare_server_args
 
+    if "cpu" in _values(argv, "--device"):  # engine/cpu/alike.py
+        server_args.add_deterministic_attention_backend_choices(["torch_native"])
+        server_args.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     parser = _Parser(prog="tlt-server serve", allow_abbrev=False, add_help=False)
     ServerArgs.add_cli_args(parser)
     if not _given(argv, "--config"):
@@ -245,6 +250,25 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
     Raises ConfigError: settings, models or port that cannot be used.
     Raises UnsupportedError: a combination of features that would not work.
     """
+    with importing():
+        server_args, link = prepare(config, argv, keys, insecure=insecure)
+        from sglang.launch_server import run_server
+        from sglang.srt.entrypoints import http_server  # noqa: F401  # run_server's own next import
+        from sglang.srt.utils import kill_process_tree
+
+    try:
+        with link:
+            run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+        ending()
+
+
+def prepare(
+    config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool
+) -> "tuple[ServerArgs, AbstractContextManager[Any]]":
+    """SGLang's settings, checked, in a process that is ready for them; what makes the server follow its trainer. Raises
+    as `serve` does."""
     import torch
 
     gpu = has_gpu()
@@ -268,13 +292,4 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
     if not config.without_drafter:
         _check_drafter(server_args)
     check_port(server_args.host, server_args.port)
-    link = following(config.trainer, server_args, keys)
-
-    from sglang.launch_server import run_server
-    from sglang.srt.utils import kill_process_tree
-
-    try:
-        with link:
-            run_server(server_args)
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+    return server_args, following(config.trainer, server_args, keys)

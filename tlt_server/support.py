@@ -15,12 +15,20 @@ Args = Any  # upstream's ServerArgs: this module imports nothing of SGLang's
 
 class Feature(NamedTuple):
     """A row of the matrix. flags: SGLang's, that turn it on. used: whether a server's settings use it. refusal: why it
-    is refused with speculation; None where it works."""
+    is refused with speculation; None where it works. promise: what is, where that is not plain."""
 
     name: str
     flags: str
     used: Callable[[Args], bool]
     refusal: str | None = None
+    promise: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """In a word, and why."""
+        if self.refusal is not None:
+            return f"refused: {self.refusal}"
+        return "works" if self.promise is None else f"works: {self.promise}"
 
 
 def _drafts(algorithm: str, tree: bool, args: Args) -> bool:
@@ -32,6 +40,11 @@ def drafts_by_own_head(args: Args) -> bool:
     drafter's."""
     own = args.speculative_draft_model_path in (None, args.model_path)
     return args.speculative_algorithm == "NEXTN" or (args.speculative_algorithm in ("EAGLE", "EAGLE3") and own)
+
+
+def _deterministic_by_flashinfer(args: Args) -> bool:
+    backends = (args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend)
+    return bool(args.enable_deterministic_inference and "flashinfer" in backends)
 
 
 UNTESTED = "not tested with our verification yet"
@@ -66,7 +79,20 @@ FEATURES: Sequence[Feature] = (
         "Deterministic inference",
         "--enable-deterministic-inference",
         lambda a: a.enable_deterministic_inference,
-        "not tried with speculation; seeds are honoured without it",
+        promise="on a CPU a response and its logprobs are the same bits in any batch, by any arm or none; on a GPU, by "
+        "fa3 or triton, SGLang promises that of batches alone, and we have not run it",
+    ),
+    Feature(
+        "Deterministic inference by flashinfer",
+        "--enable-deterministic-inference --attention-backend flashinfer",
+        _deterministic_by_flashinfer,
+        "its verification splits keys as the batch has it. Take --attention-backend fa3 or triton",
+    ),
+    Feature(
+        "On-policy with a trainer, bit for bit",
+        "--rl-on-policy-target fsdp",
+        lambda a: a.rl_on_policy_target is not None,
+        UNTESTED,
     ),
     Feature(
         "Routed experts of a response",
@@ -136,7 +162,5 @@ def require_supported(args: Args) -> None:
 
 def as_markdown() -> str:
     """The matrix as docs/support.md prints it."""
-    rows = [
-        f"| {f.name} | `{f.flags}` | {'works' if f.refusal is None else f'refused: {f.refusal}'} |" for f in FEATURES
-    ]
+    rows = [f"| {f.name} | `{f.flags}` | {f.verdict} |" for f in FEATURES]
     return "\n".join(["| with speculation | flags | |", "|---|---|---|", *rows])

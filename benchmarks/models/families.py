@@ -6,6 +6,8 @@ values, masks, positions), not numerics.
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ DRAFTED = tuple(
 SHIFT = 7
 PROMPTS = [[(7 + 31 * row + 53 * column) % 290 + 2 for column in range(4 + row % 5)] for row in range(20)]
 LENGTH = 24
+Serve = Callable[[Sequence[str], Path], AbstractContextManager[str]]
+"""Runs a server with these flags, its output in that file, and gives its URL."""
 SMALL: dict[str, Any] = {
     "vocab_size": 295,
     "hidden_size": 64,
@@ -111,7 +115,7 @@ def guessing(target: Path, folder: Path, kind: DrafterKind) -> Path:
     return folder
 
 
-def serve_and_update(family: str, folder: Path) -> None:
+def serve_and_update(family: str, folder: Path, serve: Serve = running_server) -> None:
     """A server without a drafter says what transformers says, before and after updates; a drafter is refused in words.
 
     Raises:
@@ -120,7 +124,7 @@ def serve_and_update(family: str, folder: Path) -> None:
     first, second = tiny(family, folder / "first", seed=0), tiny(family, folder / "second", seed=1)
     assert all("--no-speculation" in (_refusal(first, kind) or "") for kind in DrafterKind)
     arguments = ["--model-path", str(first), "--no-speculation", "--max-total-tokens", "2048"]
-    with running_server(arguments, folder / "server.log") as url:
+    with serve(arguments, folder / "server.log") as url:
         assert answered(url) == expected(first)
         for target in (first, second):
             _done(httpx.post(f"{url}/update_weights_from_disk", json={"model_path": str(target)}, timeout=60))
@@ -131,7 +135,7 @@ def serve_and_update(family: str, folder: Path) -> None:
         assert httpx.get(f"{url}/tlt/v1/status", timeout=60).json()["speculation"] is False
 
 
-def draft_and_update(family: str, kind: DrafterKind, folder: Path) -> None:
+def draft_and_update(family: str, kind: DrafterKind, folder: Path, serve: Serve = running_server) -> None:
     """With a drafter, too: one that `auto` makes decodes plainly, `drafter init`'s is exchanged for it, then the target
     and the drafter again. A kind that the family is not drafted for by is refused.
 
@@ -142,7 +146,7 @@ def draft_and_update(family: str, kind: DrafterKind, folder: Path) -> None:
     assert all(_refusal(first, other) for other in DrafterKind if (family, other) not in DRAFTED)
     drafters = [guessing(target, folder / f"drafter-{target.name}", kind) for target in (first, second)]
     arguments = ["--model-path", str(first), "--drafter", "auto", "--drafter-kind", kind, "--arm", "3,1,4"]
-    with running_server([*arguments, "--max-total-tokens", "4096"], folder / "server.log") as url:
+    with serve([*arguments, "--max-total-tokens", "4096"], folder / "server.log") as url:
         assert answered(url) == expected(first)
         assert counted(url)["drafts"] == 0
         for drafter, target in zip(drafters, (first, second), strict=True):

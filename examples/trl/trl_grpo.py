@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import torch
 import typer
 from datasets import Dataset
-from tlt_client import Client, SamplingParams
+from msgspec.structs import replace
+from tlt_client import Client, SamplingParams, sample_seed
 
 from tlt_server.demo.task import Problem, grade, training_problems
 from tlt_server.engine.cpu.torchvision import mend_torchvision
@@ -28,8 +29,8 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 class Rollouts:
     """What TRL calls for responses: by the weights as they are then, which the server is sent if it lacks them."""
 
-    def __init__(self, client: Client, max_new_tokens: int) -> None:
-        self._client, self._published = client, -1
+    def __init__(self, client: Client, max_new_tokens: int, seed: int) -> None:
+        self._client, self._seed, self._published = client, seed, -1
         # nothing cut off the policy's own law, or the logprobs would be another's
         self._params = SamplingParams(
             temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, max_new_tokens=max_new_tokens
@@ -41,8 +42,9 @@ class Rollouts:
         if trainer.state.global_step != self._published:
             self._publish(trainer.accelerator.unwrap_model(trainer.model), version)
             self._published = trainer.state.global_step
+        params = replace(self._params, sampling_seed=sample_seed(self._seed, trainer.state.global_step))
         asked = trainer.processing_class(list(prompts))["input_ids"]
-        rollouts = self._client.generate_batch(asked, self._params, logprobs=True, version=version)
+        rollouts = self._client.generate_batch(asked, params, logprobs=True, version=version)
         return {
             "prompt_ids": asked,
             "completion_ids": [list(each.tokens) for each in rollouts],
@@ -70,6 +72,7 @@ def main(
     prompts: Annotated[int, typer.Option(help="Problems in a step.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Of a response.")] = 512,
     learning_rate: Annotated[float, typer.Option(help="AdamW's.")] = 1e-5,
+    seed: Annotated[int, typer.Option(help="Of what is sampled: the same one, and the run is the same.")] = 0,
 ) -> None:
     """Train a policy on the embedded task."""
     on_gpu = torch.cuda.is_available()
@@ -88,7 +91,7 @@ def main(
             train_dataset=Dataset.from_list(
                 [{"prompt": each.prompt} | asdict(each) for each in training_problems(steps * prompts, seed=0)]
             ),
-            rollout_func=Rollouts(client, max_new_tokens),
+            rollout_func=Rollouts(client, max_new_tokens, seed),
             args=settings,
         )
         trainer.train()

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +27,7 @@ from tlt_server.process import free_port, running_module
 pytestmark = [pytest.mark.server(), pytest.mark.slow]
 
 TARGET = default_paths()[0]
+TRL = Path(__file__).parents[2] / "examples/trl/trl_grpo.py"
 TEXTS = [problem.prompt for problem in problems(8, seed=9)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=48)
 LIMITS = Limits(probe_every=1.0, probe=10.0, call=120.0, patience=60.0)
@@ -35,6 +38,14 @@ class Real(Fleet):
     """Two servers in place of stand-ins."""
 
     pids: dict[str, int]
+    stack: ExitStack
+
+    def serve(self, name: str) -> None:
+        """Starts one."""
+        flags, log = ["--max-total-tokens", "4096", "--max-running-requests", "8"], self.folder / f"{name}.log"
+        starting = running_module(["tlt_server", "serve"], flags, log, start_timeout=300)
+        self.urls[name], self.pids[name] = self.stack.enter_context(starting)
+        self.processes[name] = None  # type: ignore[assignment]  # the stack ends it
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +54,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     fleet = Real(folder, LIMITS)
     fleet.pids = {}
     with ExitStack() as stack:
+        fleet.stack = stack
         for name in "ab":
-            flags = ["--max-total-tokens", "4096", "--max-running-requests", "8"]
-            starting = running_module(["tlt_server", "serve"], flags, folder / f"{name}.log", start_timeout=300)
-            fleet.urls[name], fleet.pids[name] = stack.enter_context(starting)
-            fleet.processes[name] = None  # type: ignore[assignment]  # the stack ends it
+            fleet.serve(name)
         fleet.start("a", "b").await_states(a="ready", b="ready")
         yield fleet
         fleet.processes.clear()
@@ -103,6 +112,39 @@ def rewards(url: str, out: Path, publish: Route = "disk", then: Callable[[], Non
     with Client(url) as client:
         train(Config(url=url, model=str(TARGET), out=out, publish=publish, **SMALL), client, heard)
     return [line.reward for line in lines if isinstance(line, Step)]
+
+
+def trl_rewards(url: str, out: Path, then: Callable[[], None] = lambda: None) -> list[str]:
+    """What TRL's trainer says of each step; `then` is done in the middle of the second."""
+    command = [sys.executable, str(TRL), "--url", url, "--model", str(TARGET), "--out", str(out), "--steps", "3"]
+    command += ["--prompts", "4", "--group", "4", "--max-new-tokens", "64", "--learning-rate", "1e-4"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    out.mkdir()
+    with (out / "log").open("w") as said, subprocess.Popen(command, env=environment, stdout=said, stderr=said) as run:
+        with Client(url) as client:
+            wait_for(lambda: client.weight_version() == "trl 1" or run.poll() is not None, within_s=240)
+        threading.Timer(0.3, then).start()
+        assert run.wait(240) == 0, (out / "log").read_text()[-3000:]
+    return [line for line in (out / "log").read_text().splitlines() if line.startswith("step ")]
+
+
+def test_trl_goes_on_without_a_member_too_and_another_takes_its_place(two: Real, tmp_path: Path) -> None:
+    whole = trl_rewards(two.url, tmp_path / "whole")
+    assert len(whole) == 3
+    with Client(two.url) as client:
+        client.update_weights_from_disk(str(TARGET), "again")
+
+    def kill() -> None:
+        os.killpg(two.pids["b"], signal.SIGKILL)
+
+    assert trl_rewards(two.url, tmp_path / "less", kill) == whole
+    two.await_states(a="ready", b="quarantined")
+    two.serve("b")
+    two.join("b")
+    with Client(two.url) as client:
+        client.update_weights_from_disk(str(TARGET), "default")
+    wait_for(lambda: two.states() == {"a": "ready", "b": "ready"}, two.seen, 60)
+    assert two.direct("b", "/get_weight_version") == {"weight_version": "default"}
 
 
 @contextmanager

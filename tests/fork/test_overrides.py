@@ -28,7 +28,7 @@ OF_A_STEP = {"req", "batch", "result", "output", "logits_output", "proposal", "f
     *("past", "extend", "front", "recv_req", "span", "writes", "new")
 }
 """What upstream hands us to fill, one step or request of it, and copies of such."""
-SETTERS = {"get_context().override", "set_global_graph_memory_pool", "library.define"}
+SETTERS = {"get_context().override", "set_global_graph_memory_pool", "library.define", "library.impl"}
 """Functions that change what all of a process reads."""
 HEAD = """# Overrides
 

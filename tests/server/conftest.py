@@ -1,8 +1,8 @@
-"""Real servers, one at a time: one at work takes a core. Tests of one configuration share one server.
+"""Real servers, one at a time for each worker: one at work takes a core. Tests of one configuration share one server.
 
 A test names it by its marker, `pytest.mark.server("eagle-chain")`, or by a parameter `config` of its own; the fixtures
-`url` and `client` lead there. Tests of one server run one after another, whatever files they are in: a start takes
-longer than most of them. Those that start servers of their own name none, and come last.
+`url` and `client` lead there. Tests of one server run one after another, whatever files they are in, but where several
+workers take a file each. Those that start servers of their own name none, and come last.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from tlt_client import Client
 from tlt_client.schemas import Arm
 
 from benchmarks.lib.reload.trainer import Trainer
+from tests.server.warm import warm_process
 from tlt_server.bench.plan import present
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
-from tlt_server.process import running_module
 
 PROMPTS = [problem.prompt for problem in problems(16, seed=11)]
 EAGLE3 = ["--drafter", str(eagle3_path())]
@@ -98,12 +98,10 @@ class Servers:
         if flags != self._flags:
             self.close()
             log = self._logs / f"server-{self._started}.log"
-            starting = running_module(
-                ["tlt_server", "serve"],
+            starting = warm_process(
                 [*(self.trainer if word == TRAINER else word for word in flags), "--random-seed", "7"],
                 log,
-                start_timeout=180,
-                environment=RANKS_APART if "--tp-size" in flags else None,
+                RANKS_APART if "--tp-size" in flags else None,
             )
             self.url, self.pid = self._stack.enter_context(starting)
             self._flags, self._started = flags, self._started + 1

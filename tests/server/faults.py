@@ -22,12 +22,12 @@ from types import TracebackType
 from tlt_client import Client, DrafterUpdate, SamplingParams, TltClientError
 
 from tests.server.conftest import PROMPTS
+from tests.server.warm import warm_process
 from tests.trainer.killed_trainers import Killer, kill_beside_a_stand_in
 from tests.trainer.line import Line
 from tests.trainer.stand_in import Running as Trainer
 from tests.trainer.stand_in import contents, published, until
 from tlt_server import results
-from tlt_server.process import running_module
 from tlt_server.results import Figures
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,7 @@ def scene(folder: Path) -> Iterator[Scene]:
             f'drafter = "auto"\n[trainer]\nserver = "a server"\naddress = "{control.address}"\n'
             f'features = "{features.address}"\n'
         )
-        start = running_module(
-            ["tlt_server", "serve"], ["--tlt-config", str(settings)], folder / "server.log", start_timeout=180
-        )
+        start = warm_process(["--tlt-config", str(settings)], folder / "server.log")
         url = stack.enter_context(start).url
         client = stack.enter_context(Client(url))
         client.set_watchdog("observe")  # it would go back from what `forget` puts in force

@@ -9,6 +9,7 @@ from tests.server.conftest import PROMPTS, Servers
 from tlt_server.config import CANDIDATES
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
+from tlt_server.process import running_server
 from tlt_server.strategy.settings import from_client
 
 pytestmark = pytest.mark.server
@@ -21,7 +22,9 @@ def test_a_drafter_comes_later(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the drafter is made anew, by the process that is forked,
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which must not do so with several threads
-    with Client(servers.get(["--drafter", "auto", "--arm", "auto"])) as client:
+    servers.close()
+    flags = ["--drafter", "auto", "--arm", "auto", "--random-seed", "7"]
+    with running_server(flags, tmp_path / "log") as url, Client(url) as client:
 
         def lengths() -> set[float | None]:
             rollouts = client.generate_batch(PROMPTS, GREEDY)
@@ -42,4 +45,3 @@ def test_a_drafter_comes_later(
         client.roll_back_drafter()
         assert not client.strategy().on
         assert lengths() == {None}
-    servers.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models.families import draft_and_update, serve_and_update
+from tests.server.warm import warm_server
 from tlt_server.config import DrafterKind
 
 
@@ -13,10 +14,10 @@ from tlt_server.config import DrafterKind
 @pytest.mark.parametrize("family", ["Olmoe", "Gemma2"])
 def test_it_starts_answers_and_is_updated(family: str, tmp_path: Path) -> None:
     """A mixture of experts, and the one that differs most from Llama."""
-    serve_and_update(family, tmp_path)
+    serve_and_update(family, tmp_path, warm_server)
 
 
 @pytest.mark.server
 @pytest.mark.parametrize(("family", "kind"), [("Qwen3Moe", DrafterKind.EAGLE), ("Glm4Moe", DrafterKind.EAGLE3)])
 def test_it_is_drafted_for(family: str, kind: DrafterKind, tmp_path: Path) -> None:
-    draft_and_update(family, kind, tmp_path)
+    draft_and_update(family, kind, tmp_path, warm_server)

@@ -15,10 +15,10 @@ from tlt_client import Client, StrategyUpdate
 from benchmarks.models import heads as mtp
 from benchmarks.models.families import PROMPTS, answered, counted, expected
 from tests.server.trainer import Trainer, buckets, tensors_of, while_running
+from tests.server.warm import warm_server
 from tlt_server.drafter.mtp import own_names, require_head
 from tlt_server.errors import ConfigError
 from tlt_server.preflight import read_config
-from tlt_server.process import running_server
 
 CHAIN = ["--drafter", "mtp", "--arm", "3,1,4", "--max-total-tokens", "4096", "--watchdog", "observe"]
 
@@ -48,7 +48,7 @@ class Served(NamedTuple):
 def served(family: str, folder: Path, *flags: str) -> Iterator[Served]:
     first, second = (mtp.target(family, folder / str(seed), seed, sign) for seed, sign in ((0, 1), (1, -1)))
     arguments = ["--model-path", str(first), *CHAIN, *flags]
-    with running_server(arguments, folder / "server.log") as url, closing(Trainer(url)) as trainer:
+    with warm_server(arguments, folder / "server.log") as url, closing(Trainer(url)) as trainer:
         yield Served(trainer, url, first, second)
 
 

@@ -23,6 +23,7 @@ KINDS: Sequence[dict[str, float]] = (
     {"temperature": 1.5, "top_k": 8},
     {"temperature": 1.5, "min_p": 0.1, "top_p": 0.95},
     {"temperature": 0},
+    {"temperature": 1.3, "top_k": 1},
 )
 TIE = 1e-4
 """Between the two best noisy scores, or a filter's border and a token: float32's rounding decides there."""

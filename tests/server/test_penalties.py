@@ -9,9 +9,10 @@ import torch
 from msgspec.structs import replace
 from tlt_client import Client, Rollout, SamplingParams
 
-from tests.server.conftest import DRAFTING, PROMPTS
+from tests.server.conftest import DRAFTING, PROMPTS, Servers
 from tests.server.test_arms import ANY_ARM
 from tests.server.test_one_sample import TIE, divergences
+from tests.server.test_seeds import cut
 from tlt_server.demo.reference import Reference
 
 pytestmark = pytest.mark.server
@@ -69,7 +70,7 @@ def check(reference: Reference, prompts: list[str], params: list[SamplingParams]
         assert not [behind for behind in found if behind > TIE], sampling
 
 
-@pytest.mark.parametrize("config", DRAFTING)
+@pytest.mark.parametrize("config", [*DRAFTING, "plain"])
 def test_speculation_changes_no_token(client: Client, reference: Reference) -> None:
     prompts, params = asked(42)
     rollouts = client.generate_batch(prompts, params)
@@ -83,6 +84,20 @@ def test_nor_does_another_arm_at_every_step(client: Client, reference: Reference
     client.set_strategy(ANY_ARM)
     prompts, params = asked(21 if config == "two-ranks" else 63)
     check(reference, prompts, params, client.generate_batch(prompts, params))
+
+
+def test_without_a_drafter_a_response_goes_on_under_retractions_and_in_mixed_batches(
+    servers: Servers, reference: Reference
+) -> None:
+    small = ["--enable-mixed-chunk", "--chunked-prefill-size", "16", "--max-total-tokens", "1000"]
+    prompts, params = asked(32)
+    with Client(servers.get(["--no-speculation", *small])) as client:
+        rollouts = client.generate_batch(prompts, params)
+        check(reference, prompts, params, rollouts)
+        for place in range(16):
+            rollout, prompt = rollouts[place], reference.tokens(prompts[place])
+            on = client.continue_rollout(cut(rollout, len(rollout.tokens) // 2), prompt, params[place])
+            assert on.tokens == rollout.tokens
 
 
 @pytest.mark.server("eagle-tree")

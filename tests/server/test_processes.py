@@ -44,4 +44,4 @@ def test_a_server_imports_once(url: str) -> None:
     ]
     started = psutil.Process(listening[0]).children(recursive=True)
     assert len(started) >= 2
-    assert not [process for process in started if "multiprocessing" in " ".join(process.cmdline())]
+    assert not [process for process in started if "multiprocessing.spawn" in " ".join(process.cmdline())]

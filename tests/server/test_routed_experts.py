@@ -19,8 +19,8 @@ from benchmarks.models import heads
 from benchmarks.models.families import PROMPTS, SHIFT, guessing, tiny
 from tests.server.conftest import SEVERAL
 from tests.server.test_arms import ANY_ARM
+from tests.server.warm import warm_server
 from tlt_server.config import DrafterKind
-from tlt_server.process import running_server
 
 pytestmark = pytest.mark.server
 EXPERTS = ["--enable-return-routed-experts"]
@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.fixture(scope="module")
 def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     arguments = ["--model-path", str(models.target), "--drafter", str(models.drafter), *SEVERAL, *EXPERTS, *TIGHT]
-    with running_server(arguments, tmp_path_factory.mktemp("server") / "log") as url:
+    with warm_server(arguments, tmp_path_factory.mktemp("server") / "log") as url:
         yield url
 
 
@@ -107,7 +107,7 @@ def rows_of(answer: dict[str, Any], experts: int, layers: int = 4) -> np.ndarray
 
 def test_plain_decoding_tells_what_the_target_routes(models: Models, tmp_path: Path) -> None:
     arguments = ["--model-path", str(models.target), "--no-speculation", *EXPERTS, *TIGHT]
-    with running_server(arguments, tmp_path / "log") as url:
+    with warm_server(arguments, tmp_path / "log") as url:
         check(models.target, asked(url))
 
 
@@ -143,7 +143,7 @@ def test_so_does_drafting_by_an_mtp_head(tmp_path: Path) -> None:
     """It has experts of its own, which are nobody's business; and the target's first layer has none."""
     target = heads.target(heads.GLM, tmp_path / "target", seed=0)
     arguments = ["--model-path", str(target), "--drafter", "mtp", "--arm", "3,1,4", *EXPERTS]
-    with running_server(arguments, tmp_path / "log") as url:
+    with warm_server(arguments, tmp_path / "log") as url:
         check(target, asked(url))
 
 

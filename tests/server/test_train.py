@@ -11,9 +11,9 @@ from tlt_client import Client, SamplingParams
 
 from tests.server import faults
 from tests.server.conftest import PROMPTS, Servers
+from tests.server.warm import warm_process
 from tests.trainer.stand_in import Outlet, until
 from tests.trainer.stand_in import Running as Trainer
-from tlt_server.process import running_module
 
 pytestmark = pytest.mark.server
 NAME = "a server"
@@ -38,7 +38,7 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
     trainer, log = Trainer(tmp_path / "trainer", "passes = 2.0", tables="[spot]\non = true"), tmp_path / "log"
     flags = followed(trainer, tmp_path)
     with trainer.process() as process:
-        with running_module(["tlt_server", "serve"], flags, log, start_timeout=180) as server:
+        with warm_process(flags, log) as server:
             until(lambda: trainer.status().get("frozen") == 0, "embedding and head of the target are not shared")
             outlet = Outlet(trainer.features, NAME)
             outlet.push(range(40))
@@ -54,8 +54,7 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
             until(lambda: trainer.status()["state"] == "waiting for features", "it trains for ever")
             outlet.close()
             os.killpg(server.pid, signal.SIGKILL)
-        again = running_module(["tlt_server", "serve"], flags, log, start_timeout=180)
-        with again as server, Client(server.url) as client:
+        with warm_process(flags, log) as server, Client(server.url) as client:
             until(lambda: client.drafter().live.version == trainer.status()["published"], "it is not sent again")
             (rollout,) = client.generate_batch(PROMPTS[:1], SamplingParams(temperature=0, max_new_tokens=32))
             assert rollout.accept_length is not None

@@ -24,6 +24,7 @@ from tlt_client import DrafterTrainer, DrafterUpdate
 from tlt_client.schemas import DrafterVersion
 from torch import Tensor
 
+from tests.forks import Fork, forked
 from tests.trainer.models import TARGET_FOLDER, texts
 from tlt_server.process import free_port
 from tlt_server.wire.features import FeatureBatch, FeatureHeader, Rows
@@ -32,6 +33,7 @@ from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import CurveKeys, Link
 
 MODEL = ModelIdentity.of(json.loads((TARGET_FOLDER / "config.json").read_text()))
+Process = subprocess.Popen[bytes] | Fork
 WITHIN_S = 120.0
 """Far more than any wait takes on a busy machine; what never comes ends a test all the same."""
 
@@ -223,7 +225,7 @@ class Running:
         self.control, self.features = f"ipc://{folder}/control", f"ipc://{folder}/control.features"
         if tcp:
             self.control, self.features = (f"tcp://{tcp}:{free_port()}" for _ in range(2))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(
             f'folder = "{folder}"\nlisten = "{self.control}"\nfeatures = "{self.features}"\nport = {self.port}\n'
@@ -233,12 +235,16 @@ class Running:
         )
 
     @contextlib.contextmanager
-    def process(self, ranks: int = 1) -> "Iterator[subprocess.Popen[bytes]]":
-        """Killed at the end, where it still runs, with what it has started."""
-        start = torchrun(ranks) if ranks > 1 else [sys.executable]
-        command = [*start, "-m", "tlt_server", "train", "--tlt-config", str(self._file)]
-        with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    def process(self, ranks: int = 1) -> "Iterator[Process]":
+        """Killed at the end, where it still runs, with what it has started. A fork, but under torchrun."""
+        argv, path = ["train", "--tlt-config", str(self._file)], self.folder / "log"
+        process: Process
+        if ranks == 1:
+            process = forked(argv, path)
+        else:
+            with path.open("ab") as log:
+                command = [*torchrun(ranks), "-m", "tlt_server", *argv]
+                process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self._process = process
         try:
             yield process
@@ -247,7 +253,7 @@ class Running:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def end(self, process: "subprocess.Popen[bytes]") -> None:
+    def end(self, process: Process) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WITHIN_S) == 0, self.log
 

@@ -17,9 +17,8 @@ from tlt_server.wire.messages import ModelIdentity
 
 def test_no_server_of_other_tests_polls_beside_these() -> None:
     """One that idles takes a core all the same, and every wait below lasts several times as long."""
-    children = psutil.Process().children()
-    commands = [child.cmdline() for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    assert not [command for command in commands if "serve" in command]
+    children = psutil.Process().children(recursive=True)
+    assert not [child for child in children if child.name().startswith("sglang")]
 
 
 @pytest.mark.slow
@@ -94,8 +93,8 @@ def test_drafters_that_servers_do_not_keep_are_published_ever_more_seldom(tmp_pa
         server.refuses = True
         until(lambda: trainer.status().get("frozen") == 0, "the first target is not followed")
         server.push(range(40))
-        until(lambda: trainer.status()["steps"] > 70, "it does not train on")
-        assert 2 <= len(server.arrived) <= 7  # after 1, 2, 4, ... steps more
+        until(lambda: trainer.status()["steps"] > 34, "it does not train on")
+        assert 2 <= len(server.arrived) <= 6  # after 1, 2, 4, ... steps more
         server.refuses = False
         until(lambda: trainer.status()["active"], "nothing is published any more")
         trainer.end(process)

@@ -90,8 +90,8 @@ def sizes(arm: Arm) -> tuple[int, int, int]:
 
 
 CANDIDATES = (
-    *(Arm(steps, 1, steps + 1) for steps in (1, 3, 5, 7)),
-    *(Arm(5, 4, 8), Arm(5, 4, 16), Arm(8, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48)),
+    *(Arm(steps, 1, steps + 1) for steps in (1, 3, 5, 7, 11, 15)),
+    *(Arm(5, 4, 8), Arm(5, 4, 16), Arm(8, 4, 16), Arm(8, 4, 32)),
 )
 """What a server tries that is to find its arms itself: from what hardly costs anything to what few requests at once can
 afford on a large GPU."""

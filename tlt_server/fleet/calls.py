@@ -77,6 +77,8 @@ CONTROL: Mapping[tuple[str, str], Call] = {
     ("POST", "/tlt/v1/drafter/rollback"): _PLAIN,
     ("POST", "/tlt/v1/drafter/freeze"): _SETTING,
     ("PUT", "/tlt/v1/drafter/watchdog"): _SETTING,
+    ("POST", "/tlt/v1/history"): _PLAIN,
+    ("DELETE", "/tlt/v1/history"): _PLAIN,
 }
 METHODS = {
     "skyrl_start_weight_update": Call(Kind.OPEN),

@@ -39,7 +39,7 @@ from tlt_server.results import Figures, Result
 from tlt_server.strategy.settings import from_client
 
 MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/strategy")
-ARMS = (*CHAINS, Arm(5, 4, 16), Arm(8, 4, 32), Arm(8, 4, 48))
+ARMS = (*CHAINS, Arm(11, 1, 12), Arm(15, 1, 16), Arm(5, 4, 16), Arm(8, 4, 16), Arm(8, 4, 32))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
 NATURAL_SECONDS, SMOKE_SECONDS = 3.0, 4.0  # of a visit
@@ -50,7 +50,7 @@ ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
 LEARN = ("paper", BANDIT)
 CLAIMED = ("off_ratio_to_plain", "max_chosen_lost")
-RESERVED = 128  # of each request: its prompt, and what the widest arm reserves under overlap, twice
+RESERVED = 192  # of each request: its prompt, and what the widest arm reserves under overlap, twice
 FEW = 64  # requests: up to so many are asked longer responses, for what so few sample decides much
 AT_LEAST = 8  # requests that a visit decodes, in waves where they are more than the batch
 WAVES = {FEW: 4, max(BATCHES): 2}  # at least, up to so many requests: a wave is over sooner than sides have changed

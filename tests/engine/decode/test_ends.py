@@ -123,7 +123,9 @@ def test_a_response_that_goes_on_ends_where_it_would_have(
 def test_an_aborted_response_is_plain_decodings_up_to_its_end(
     sampled: list[int], given_params: dict[str, Any], grammar: int | None, lengths: list[int], abort_at: int | None
 ) -> None:
-    """Over cuts of a response into steps, and a step at which it is aborted."""
+    """Over cuts of a response into steps, and a step at which it is aborted; a grammar allows EOS at its end alone."""
+    if grammar is not None:
+        sampled = [WORDS[0] if token == EOS and n != grammar else token for n, token in enumerate(sampled, start=1)]
     expected = plain(sampled, given_params, grammar)
     req = request(given_params, grammar)
     left = list(sampled)
@@ -146,6 +148,16 @@ def test_an_aborted_response_is_plain_decodings_up_to_its_end(
             assert req.finished_reason.to_json() == expected.finished_reason.to_json()
     assert len(req.output_ids_through_stop) <= req.sampling_params.max_new_tokens
     assert (req.grammar is None) == (grammar is None)
+
+
+@pytest.mark.parametrize(("token", "grammar", "ends"), [(EOS, 5, True), (WORDS[0], 5, False), (EOS, None, False)])
+def test_a_grammar_that_reads_a_token_late_ends_with_it(token: int, grammar: int | None, ends: bool) -> None:
+    """As after a plain step, whose end is judged before."""
+    req = request({"ignore_eos": True}, grammar)
+    req.output_ids.append(token)
+    settle_end(req, 1)
+    assert req.finished() == ends
+    assert not ends or req.finished_reason.to_json() == {"type": "stop", "matched": EOS}
 
 
 def test_a_bad_request_is_answered_as_one() -> None:

@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from tlt_server.engine.decode.verify import forbid_early_stop
+from tlt_server.engine.decode.verify import forbid_early_stop, settle_greed
 
 VOCAB = 12
 
@@ -36,3 +37,12 @@ def test_nothing_is_held_back_where_nobody_asks() -> None:
     forbid_early_stop(logits, torch.arange(4), [request(1, 0, {7}), request(1, 0, None, eos=None)])
     forbid_early_stop(logits, torch.arange(4), [request(1, 3, {7}, outputs=3), request(1, 0, None)])
     assert not logits.any()
+
+
+@pytest.mark.parametrize(("temperatures", "greedy"), [([1, 1], True), ([1, 1.3], False), ([], True)])
+def test_greedy_requests_keep_their_temperatures(temperatures: list[float], greedy: bool) -> None:
+    """An idle batch has none."""
+    info = SimpleNamespace(is_all_greedy=True)
+    reqs = [SimpleNamespace(sampling_params=SimpleNamespace(temperature=each)) for each in temperatures]
+    settle_greed(SimpleNamespace(reqs=reqs, sampling_info=info))
+    assert info.is_all_greedy == greedy

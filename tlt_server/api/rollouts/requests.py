@@ -8,6 +8,7 @@ from typing import Any
 
 from tlt_server.api.rollouts.scope import PARSED
 from tlt_server.api.rollouts.seeds import give_seeds
+from tlt_server.engine.decode.verify import counts_late
 from tlt_server.engine.requests.continued import GENERATED, generated_tokens
 from tlt_server.engine.requests.remembered import HISTORY, KEY, NAMESPACE
 from tlt_server.engine.sampling.penalties import NEUTRAL
@@ -51,17 +52,19 @@ def _continue(obj: Any, generated: int) -> None:
 
 
 def check_request(request: Any, params: Any, manager: Any) -> None:
-    """Refuses what would not be sampled exactly: under speculation; penalties of a response that goes on, without it.
+    """Refuses what would not be sampled exactly: under speculation; penalties of a response that goes on, where
+    SGLang counts.
 
     Token ids are held against the vocabulary by the gate, and by the scheduler's intake.
 
     request: upstream's `GenerateReqInput`, for one response; `params` are normalised.
     Raises ValueError: which upstream answers with status 400.
     """
-    if manager.server_args.speculative_algorithm is None:
+    if counts_late(manager.server_args):
         asked = [f"{name}={getattr(params, name)}" for name in NEUTRAL if getattr(params, name) != NEUTRAL[name]]
         if asked and generated_tokens(params):
-            raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} on a server with --no-speculation")
+            raise ValueError(f"{', '.join(asked)}: would not count {GENERATED} under this server's flags")
+    if manager.server_args.speculative_algorithm is None:
         return
     asked = [name for name in ("custom_logit_processor", "return_sampling_mask") if getattr(request, name, None)]
     if asked:

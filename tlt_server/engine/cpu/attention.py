@@ -17,6 +17,8 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch.nn.functional import scaled_dot_product_attention
 
+from tlt_server.engine.cpu.alike import attend_alike, is_batch_invariant_mode_enabled
+
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -112,11 +114,12 @@ class CpuAttnBackend(TorchNativeAttnBackend):
             pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc), k, v)
         keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
         packed = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        attended = attend_alike if is_batch_invariant_mode_enabled() else attend
         outputs, start = [], 0
         for layout in self.layouts:
             bs, _, n_q, _ = layout.mask.shape
             query = packed[start : start + bs * n_q].view(bs, n_q, *packed.shape[1:])
-            outputs.append(attend(query, keys, values, layout, layer.scaling).reshape(bs * n_q, -1))
+            outputs.append(attended(query, keys, values, layout, layer.scaling).reshape(bs * n_q, -1))
             start += bs * n_q
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs) if outputs else packed.flatten(1)
 

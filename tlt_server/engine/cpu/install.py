@@ -8,16 +8,19 @@ from typing import Any
 import torch
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
+from tlt_server.errors import UnsupportedError
 
 
 def install() -> None:
     """Prepares this process for SGLang's import. Does nothing on a machine whose GPU is in use."""
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         return
-    from tlt_server.engine.cpu import kernels
+    from tlt_server.engine.cpu import alike, kernels
 
     # override: it has no CPU build, and SGLang imports it at start
     sys.modules["sgl_kernel"] = kernels
+    # override: theirs refuse a CPU
+    sys.modules["sglang.srt.batch_invariant_ops"] = alike
     # override: many models wait for CUDA when they are given an embedding and a head, whatever they run on
     torch.cuda.synchronize = lambda *_: None
     mend_torchvision()
@@ -36,9 +39,14 @@ def start_method() -> str:
 
 
 def create_attention_backend(model_runner: Any) -> Any:
-    """The attention backend of a model runner: prefill, decode, verify."""
+    """The attention backend of a model runner: prefill, decode, verify. UnsupportedError: it would not do what is asked
+    for."""
     from tlt_server.engine.cpu.attention import CpuAttnBackend
 
+    if model_runner.server_args.enable_deterministic_inference and model_runner.sliding_window_size is not None:
+        raise UnsupportedError(
+            "--enable-deterministic-inference: on a CPU not with sliding windows, which this target has. Drop the flag"
+        )
     return CpuAttnBackend(model_runner)
 
 

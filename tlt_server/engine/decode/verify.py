@@ -12,13 +12,22 @@ import torch
 
 from tlt_server.engine.requests.continued import with_generated
 from tlt_server.engine.sampling.filters import apply_min_new_tokens, stop_token_table
-from tlt_server.engine.sampling.penalties import Penalties, asks, generated
+from tlt_server.engine.sampling.penalties import Penalties, asks
 
 
-def penalises(batch: Any) -> bool:
-    """Whether what upstream calls penalties, min_new_tokens among them, is applied here: under speculation. Its own
-    penalizers take a vocabulary's width of each request several times over, in every step."""
-    return not batch.spec_algorithm.is_none()
+def penalises(_batch: Any) -> bool:
+    """Whether what upstream calls penalties, min_new_tokens among them, is applied here, to a `ScheduleBatch`. Its own
+    penalizers take a vocabulary's width of each request several times over, in every step, and count late."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return not counts_late(get_server_args())
+
+
+def counts_late(server_args: Any) -> bool:
+    """Whether penalties are upstream's: where prefills, with which counting begins, run elsewhere or beside decoding,
+    and where a pass is not of a next token."""
+    elsewhere = server_args.disaggregation_mode != "null" or server_args.enable_pdmux
+    return bool(elsewhere or server_args.dllm_algorithm)
 
 
 def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
@@ -31,18 +40,27 @@ def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
     forbid_early_stop(logits, verify_input.positions, batch.reqs)
 
 
-def prepare_prefill(batch: Any, penalties: Penalties) -> None:
-    """Has upstream do the same to the logits after a `ScheduleBatch` of prompts, some of which may end with a part of
-    the response: its own penalties count nothing of that."""
-    reqs = batch.reqs
-    if not any(req.sampling_params.min_new_tokens or (asks(req) and generated(req)) for req in reqs):
+def prepare_last(batch: Any, penalties: Penalties) -> None:
+    """Has upstream do the same to the logits after the last token of each request of a `ScheduleBatch`: of prompts,
+    some of which may end with a part of the response; or of plain steps, where upstream runs them."""
+    info, reqs = batch.sampling_info, batch.reqs
+    # override: of one pass
+    info.acc_additive_penalties = info.acc_scaling_penalties = None
+    if not any(asks(req) or len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs):
         return
     additive, scaling = penalties.terms(batch)
-    ends = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])
-    forbid_early_stop(additive, ends.to(additive.device, non_blocking=True), reqs)
-    info = batch.sampling_info
-    # override: of a copy for one pass
+    forbid_early_stop(additive, batch.seq_lens - 1, reqs)
+    # override: as above
     info.acc_additive_penalties, info.acc_scaling_penalties = additive, scaling
+
+
+def settle_greed(batch: Any) -> None:
+    """Lets the logprobs of a `ScheduleBatch` be of each request's own temperature: where all of a batch are greedy,
+    upstream's are of temperature 1, and a neighbour would change them."""
+    info = batch.sampling_info
+    if batch.reqs and info.is_all_greedy:
+        # override: of a copy for one step, or to take the longer way for a while
+        info.is_all_greedy = all(req.sampling_params.temperature == 1 for req in batch.reqs)
 
 
 def forbid_early_stop(logits: torch.Tensor, positions: torch.Tensor, reqs: list[Any]) -> None:
@@ -76,10 +94,21 @@ def settle_end(req: Any, new_tokens: int) -> None:
         req.judge_end(new_tokens)
         if new_tokens > 1 and (req.finished() or req.sampling_params.stop_regex_strs):  # a pattern may match a part
             _judge_one_by_one(req, given)
+    if not req.finished() and ends_grammar(req):
+        from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
+
+        req.finished_reason = FINISH_MATCHED_TOKEN(matched=req.output_ids[-1])
     if not req.finished():
         req.finished_reason = abort
     elif req.finished_len is not None:
         req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+
+
+def ends_grammar(req: Any) -> bool:
+    """Whether a request's newest token ends its grammar: the end of sequence, which a grammar allows nowhere else,
+    `ignore_eos` or not. After a prefill or a plain step upstream has the grammar read it later, and samples one more
+    token, freely."""
+    return req.grammar is not None and req.output_ids[-1] in (req.eos_token_ids or {req.tokenizer.eos_token_id})
 
 
 def _judge_one_by_one(req: Any, given: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from tlt_server.engine.decode.missed import PASSES
 from tlt_server.engine.decode.plain import PlainSteps
 from tlt_server.engine.decode.routed import routed_experts
 from tlt_server.engine.decode.timing import pass_timings, tell, timings
-from tlt_server.engine.decode.verify import prepare_prefill
+from tlt_server.engine.decode.verify import prepare_last, settle_greed
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.ranks import of_first
@@ -140,6 +140,7 @@ class EagleWorker(EAGLEWorkerV2):
         on_publish: Callable[..., None] | None = None,
         grammar_barrier: Callable[..., None] | None = None,
     ) -> GenerationBatchResult:
+        settle_greed(batch)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
@@ -197,7 +198,7 @@ class EagleWorker(EAGLEWorkerV2):
             self.history.begin(batch.reqs)
         chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
         self._penalties.begin(batch)
-        prepare_prefill(batch, self._penalties)
+        prepare_last(batch, self._penalties)
         result = super().forward_batch_generation(batch, *hooks)
         self._penalties.count(batch, result.next_token_ids)
         if self.tap and chunks is not None:

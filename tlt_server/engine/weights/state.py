@@ -16,9 +16,11 @@ from tlt_server.config import Arm, ServerConfig
 from tlt_server.engine.decode.history import Histories
 from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.decode.steplog import StepLog
+from tlt_server.engine.decode.verify import counts_late
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.features.sharing import Sharing, sharing_of
 from tlt_server.engine.ranks import gathered
+from tlt_server.engine.sampling.undrafted import Undrafted
 from tlt_server.engine.weights.drafter import Drafter
 from tlt_server.engine.weights.head import head_of
 from tlt_server.engine.weights.publications import Gaps, Publications, Published
@@ -142,6 +144,8 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     speculation = Speculation(worker, scheduler.max_running_requests, events, leads=scheduler.ps.tp_rank == 0)
     if worker is not None:
         worker.speculation = speculation
+    elif scheduler.is_generation and not counts_late(scheduler.server_args):
+        Undrafted(scheduler.tp_worker)
     drafter = _drafter(scheduler, events, speculation, config)
     speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None

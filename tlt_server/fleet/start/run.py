@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from tlt_server.errors import ConfigError
-from tlt_server.fleet.front import Beside, Front
+from tlt_server.fleet.front import ALONE, Beside, Front
 from tlt_server.fleet.links import Limits
 from tlt_server.fleet.members import Event, Fleet, State
 from tlt_server.keys import Keys
@@ -41,8 +41,8 @@ class Wanted:
     port: int
     min_ready: int
     state: Path | None
-    beside: Beside
     insecure: bool
+    beside: Beside = ALONE
     limits: Limits = USUAL
     module: tuple[str, ...] = ("tlt_server", "serve")
 

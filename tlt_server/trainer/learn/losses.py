@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tlt_server.config import CANDIDATES, widest
 from tlt_server.trainer.learn.chains import Frozen, Step, draft, drafter_logits, target_law
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
@@ -129,8 +128,9 @@ class Objective:
 
 EAGLE = Objective(steps=1, token=0.1, state=1.0)
 HASS = Objective(steps=3, token=0.1, likeliest=1.0, state=1.0)
-EAGLE3 = Objective(steps=widest(CANDIDATES).num_steps, decay=0.8)
-"""As deep as the deepest arm that servers try; its authors unroll seven steps."""
+EAGLE3 = Objective(steps=8, decay=0.8)
+"""As deep as the trees that servers try; drafts beyond, of deeper chains, would weigh a sixth and less. Its authors
+unroll seven steps."""
 
 
 def loss(network: Network, frozen: Frozen, pack: Pack, objective: Objective) -> Tensor:

@@ -1,0 +1,71 @@
+"""`tlt-server` in forks of one process that has imported all it needs, as a server's schedulers are its forks: imports
+take longer than most tests.
+
+What only a process of its own can show, its command line, its environment or its start, is shown by those that
+`tlt_server.process` starts, as in tests/server/test_keys.py and test_link.py, tests/fleet/test_real.py and the demo.
+"""
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+ForkServerContext().set_forkserver_preload(["tests.imported"])
+
+
+class Fork(ForkServerProcess):
+    """Speaks as `subprocess.Popen` does."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.is_alive():
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.join(timeout)
+        if (code := self.exitcode) is None:
+            raise subprocess.TimeoutExpired(self.name, timeout or 0)
+        return code
+
+
+def forked(argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Fork:
+    """`tlt-server ARGV` at the head of a process group of its own, its output behind what is in `log`."""
+    log.touch()
+    process = Fork(target=_run, args=(argv, log, dict(os.environ) | dict(environment or {})))
+    process.start()
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while os.getpgid(process.pid) != process.pid:  # who kills the group finds it
+            time.sleep(0.001)
+    return process
+
+
+def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    """In the fork."""
+    os.setsid()
+    with open(os.devnull, "rb") as nothing, log.open("ab") as output:
+        for file, stream in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(file.fileno(), stream)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # uvicorn hands its number on to workers
+    for name in os.environ.keys() - environment.keys():  # were all cleared, no process could be given a title
+        del os.environ[name]
+    os.environ.update(item for item in environment.items() if os.environ.get(item[0]) != item[1])
+    sys.argv = sys.orig_argv = ["tlt-server", *argv]
+    from tlt_server.cli import main
+
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # a fork of multiprocessing's leaves them out
