@@ -64,6 +64,18 @@ def test_arms_of_history() -> None:
         Arm(3, 2, 6, Source.HISTORY)
 
 
+def test_arms_of_history_beside_those_that_are_found() -> None:
+    config = read_config(None, None, ["auto", "history:7", "history:3"])
+    assert config.finds_arms
+    assert config.to_try == (*CANDIDATES, Arm.history(7), Arm.history(3))
+    assert config.keeps_history
+    assert not read_config(None, None, ["auto"]).keeps_history
+    with pytest.raises(ConfigError, match=r"--arm auto beside \(3,1,4\)"):
+        read_config(None, None, ["3,1,4", "auto"])
+    with pytest.raises(ConfigError, match="named twice"):
+        read_config(None, None, ["auto", "history", "history:7"])
+
+
 def test_what_needs_no_drafter() -> None:
     config = read_config(None, "none", ["history:7", "history:3"])
     assert (config.without_drafter, config.keeps_history, config.begins_untrained) == (True, True, False)

@@ -20,7 +20,7 @@ from tlt_server.config import (
     Trainer,
     Watchfulness,
 )
-from tlt_server.errors import DemoFailed, TltError
+from tlt_server.errors import ConfigError, DemoFailed, TltError
 from tlt_server.fleet.keeper.command import keeper
 from tlt_server.fleet.start.command import SETTINGS as fleet_settings
 from tlt_server.fleet.start.command import fleet
@@ -249,11 +249,23 @@ def read_config(
     config = read_toml(path, ServerConfig) if path else ServerConfig()
     given = {
         "drafter": drafter,
-        "arms": AUTO if arms == [AUTO] else tuple(map(Arm.parse, arms)) if arms else None,
+        **_arms(arms or ()),
         "trainer": msgspec.structs.replace(config.trainer or Trainer(address=""), address=trainer) if trainer else None,
         **others,
     }
     return msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
+
+
+def _arms(given: Sequence[str]) -> dict[str, Any]:
+    """The settings that `--arm` makes. ConfigError: beside auto there is another drafter's arm."""
+    arms = tuple(Arm.parse(text) for text in given if text != AUTO)
+    if AUTO not in given:
+        return {"arms": arms or None}
+    if drafted := [str(arm) for arm in arms if not arm.of_history]:
+        raise ConfigError(
+            f"--arm auto beside {', '.join(drafted)}: it finds the drafter's arms; history:7 may be beside"
+        )
+    return {"arms": AUTO, "auto_history": tuple(arm.num_steps for arm in arms)}
 
 
 def main() -> None:

@@ -168,6 +168,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafter_kind: what `auto` makes.
     arms: those that a step may be decoded with, beside plain decoding; `auto`: of `CANDIDATES` those that can pay on
         this machine, as timed when the server starts.
+    auto_history: tokens that arms of history draft, which `auto` tries beside the drafter's.
     graph_sharing: what the arms' CUDA graphs have in common.
     graph_memory_gb: 10⁹ bytes of each GPU that CUDA graphs of decode steps may take; arms, or their larger batches, are
         left out where they do not fit. None: any.
@@ -191,6 +192,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafter_kind: DrafterKind = DrafterKind.EAGLE
     mtp: HeadSource = HeadSource.TARGET
     arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)] | Literal["auto"] = (Arm(3, 1, 4),)
+    auto_history: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
     graph_sharing: GraphSharing = GraphSharing.POOL
     graph_memory_gb: float | None = None
     speculation: bool = True
@@ -224,7 +226,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def to_try(self) -> tuple[Arm, ...]:
         """The arms that it starts with."""
-        return CANDIDATES if isinstance(self.arms, str) else self.arms
+        return (*CANDIDATES, *map(Arm.history, self.auto_history)) if isinstance(self.arms, str) else self.arms
 
     @property
     def begins_untrained(self) -> bool:

@@ -128,6 +128,8 @@ class EagleWorker(EAGLEWorkerV2):
         with self._graphs.giving_up(kept):
             self._arms.keep(kept)
         self.all_arms = kept
+        if not any(arm.of_history for arm in kept):
+            self.history = None
         self.captured = {arm: self.captured[arm] for arm in kept}
         self.costs = self.costs.of(kept)
         logger.info("arms retained after profiling: %s", ", ".join(map(str, kept)))
