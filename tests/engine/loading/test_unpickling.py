@@ -4,6 +4,8 @@ import contextlib
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -86,6 +88,20 @@ def test_what_the_client_sends_is_read() -> None:
         assert all(taken[name].dtype == sent[name].dtype for name in sent)
         assert all(torch.equal(taken[name].float(), sent[name].float()) for name in sent)
     flat.unlink()
+
+
+def test_all_members_of_a_fleet_may_read_it() -> None:
+    """In a process of its own: torch would end it, where a reader too many had removed the file."""
+    code = (
+        "import torch\nfrom tlt_client.weights.tensors import FlatBucket\n"
+        "from tlt_server.engine.cpu.torchvision import mend_torchvision\nmend_torchvision()\n"
+        "from tlt_server.engine.loading.unpickling import unpickled\n"
+        "flat = FlatBucket([('a', torch.ones(4096))])\n(payload,) = flat.serialized(1)\n"
+        "for _ in range(9): assert unpickled(payload)['flattened_tensor'].numel()\n"
+        "flat.unlink()\ndel flat\nprint('lives')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])

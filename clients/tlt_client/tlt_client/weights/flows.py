@@ -40,12 +40,12 @@ class Weights:
         _require_torch()
         from tlt_client.weights.tensors import FlatBucket
 
-        ranks, replicas = yield from self._sizes()
+        ranks = yield from self._parts()
 
         def send(bucket: "list[Named]", post: Callable[[str, Fields], Flow[None]]) -> Flow[None]:
             flat = yield from work(partial(FlatBucket, bucket))
             try:
-                payloads = yield from work(partial(flat.serialized, ranks, replicas))
+                payloads = yield from work(partial(flat.serialized, ranks))
                 yield from post("/update_weights_from_tensor", {"serialized_named_tensors": payloads})
             finally:
                 flat.unlink()
@@ -97,13 +97,12 @@ class Weights:
         except errors.RequestRefused as refused:
             if refused.status != 404:
                 raise
-        ranks, _ = yield from self._sizes()
-        return ranks
+        return (yield from self._parts())
 
-    def _sizes(self) -> Flow[tuple[int, int]]:
-        """Ranks that hold a part of the target, and replicas of it."""
-        info = yield from self._control.server_info()
-        return info.get("tp_size", 1), info.get("dp_size", 1)
+    def _parts(self) -> Flow[int]:
+        """Ranks that hold a part of the target."""
+        parts: int = (yield from self._control.server_info()).get("tp_size", 1)
+        return parts
 
     def _in_buckets(
         self,

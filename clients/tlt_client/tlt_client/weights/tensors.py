@@ -21,6 +21,8 @@ from tlt_client.errors import InvalidArgument
 Named = tuple[str, torch.Tensor]
 
 SHARED = Path("/dev/shm")
+READERS = 1 << 14
+"""Of a file in there: more than all ranks of any fleet."""
 
 
 def buckets(tensors: Mapping[str, torch.Tensor] | Iterable[Named], most_bytes: int) -> Iterator[list[Named]]:
@@ -84,19 +86,20 @@ class FlatBucket:
             "shapes": [place.shape for place in self.places],
         }
 
-    def serialized(self, ranks: int, replicas: int = 1) -> list[str]:
-        """A payload for each rank, in base64; each of `replicas` reads them all. `unlink` when they are read.
+    def serialized(self, ranks: int) -> list[str]:
+        """A payload for each rank, in base64; each replica, and each member of a fleet, reads them all. `unlink` when
+        they are read.
 
         Raises InvalidArgument: /dev/shm has no room.
         """
         if self.data.device.type == "cpu":
-            self._share(1 + ranks * (replicas - 1))
+            self._share(READERS)
         payload = {"flattened_tensor": self.data, "metadata": self.places}
         return [serialized(payload) for _ in range(ranks)]
 
     def _share(self, more: int) -> None:
-        """`more` references than payloads. One of them nobody takes off: torch removes a file with its last reference,
-        and ends the process if it is gone already."""
+        """With so many references, which nobody takes all off: torch removes a file with the last one, and ends the
+        process if it is gone already."""
         room = os.statvfs(SHARED)
         if room.f_bavail * room.f_frsize < self.data.nbytes:  # writing beyond it would end the process
             raise InvalidArgument(
