@@ -32,11 +32,16 @@ def router(tmp_path: Path) -> Iterator[str]:
         process = subprocess.Popen([sys.executable, "-c", RUN, str(port), str(free_port())], stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: workers(url) is not None)
+        wait_for(lambda: workers(url) is not None, within_s=60)
         yield url
     finally:
         process.kill()
         process.wait()
+
+
+def comes(url: str, wanted: set[str]) -> None:
+    """A router takes workers in, and out, by and by."""
+    wait_for(lambda: workers(url) == wanted, lambda: workers(url), within_s=60)
 
 
 def workers(url: str) -> set[str] | None:
@@ -60,12 +65,12 @@ def test_a_router_has_the_ready_members_and_no_other(fleet: Fleet, router: str) 
     httpx.post(f"{router}/workers", json={"url": fleet.urls["stranger"]}).raise_for_status()
     started(fleet, router, "a", "b")
     everybody = set(fleet.urls.values())
-    wait_for(lambda: workers(router) == everybody, lambda: workers(router))
+    comes(router, everybody)
     fleet.kill("b", signal.SIGSTOP)
-    wait_for(lambda: workers(router) == everybody - {fleet.urls["b"]}, lambda: workers(router))
+    comes(router, everybody - {fleet.urls["b"]})
     assert fleet.publish(1, "one").status_code == 200
     fleet.kill("b", signal.SIGCONT)
-    wait_for(lambda: workers(router) == everybody, lambda: workers(router))
+    comes(router, everybody)
     assert fleet.direct("b", "/get_weight_version") == {"weight_version": "one"}, (
         "it came back with the fleet's weights"
     )
@@ -74,10 +79,10 @@ def test_a_router_has_the_ready_members_and_no_other(fleet: Fleet, router: str) 
     )
     httpx.delete(f"{router}/workers/{gone}").raise_for_status()
     wait_for(lambda: fleet.urls["a"] not in (workers(router) or ()))
-    wait_for(lambda: workers(router) == everybody, lambda: workers(router))
+    comes(router, everybody)
     assert httpx.post(f"{router}/generate", json={"input_ids": [1]}).json()["output_ids"]
     fleet.stop()
-    wait_for(lambda: workers(router) == {fleet.urls["stranger"]}, lambda: workers(router))
+    comes(router, {fleet.urls["stranger"]})
 
 
 def test_a_router_that_is_not_there_stops_nobody(fleet: Fleet) -> None:
