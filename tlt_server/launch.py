@@ -195,7 +195,7 @@ def following(
     """A context in which a server follows its drafter trainer, if it has one. ConfigError: it cannot."""
     if trainer is None:
         return nullcontext()
-    if server_args.speculative_draft_model_path is None:
+    if None in (server_args.speculative_algorithm, server_args.speculative_draft_model_path):
         raise ConfigError("--trainer: this server has no drafter that could be exchanged. Give --drafter, or drop it")
     if drafts_by_own_head(server_args):
         raise ConfigError("--trainer: it makes EAGLE drafters, and an MTP head is the target's. Drop one of the two")

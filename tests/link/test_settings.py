@@ -81,6 +81,7 @@ def test_a_server_that_cannot_follow(tmp_path: Path) -> None:
     one = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "d", "model_path": "m", "nnodes": 1}
     for fields, said in (
         ({"speculative_algorithm": None}, "no drafter"),
+        ({"speculative_draft_model_path": None}, "no drafter"),
         ({"nnodes": 2}, "on one machine"),
         ({"speculative_draft_model_path": "m"}, "an MTP head is the target's"),
     ):

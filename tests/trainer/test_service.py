@@ -27,7 +27,7 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
     with Server(tmp_path / "one", trainer.control, trainer.features) as server:
         with trainer.process() as process:
             until(lambda: server.name in trainer.status().get("servers", []), "the server is not known")
-            assert trainer.status()["state"] == "waiting for features"
+            until(lambda: trainer.status()["state"] == "waiting for features", "it is known, and still waited for")
             server.push(range(40))
             until(lambda: server.arrived, f"nothing was published: {trainer.log}")
             arrived = server.arrived[0]
