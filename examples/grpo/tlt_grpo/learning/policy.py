@@ -85,6 +85,7 @@ class Policy:
         """What a run goes on from, whole or not at all."""
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         told = {name: getattr(self._config, name) for name in SETTINGS_THAT_COUNT}
+        file.parent.mkdir(parents=True, exist_ok=True)  # by disk alone a step has made it
         torch.save({"step": step, "settings": told, "optimiser": self.optimiser.state_dict()}, partial)
         partial.replace(file)
 
