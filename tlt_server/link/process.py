@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -108,8 +109,9 @@ def _folder_for(place: str, drafter: Path) -> Path:
 def kept(main: Callable[..., None], *arguments: Any, first_pause: float = FIRST_PAUSE) -> Iterator[None]:
     """Meanwhile `main(pipe, *arguments)` runs in a process, started anew when it dies. By the pipe's end each side sees
     the other's death; what this side sends is the word to end."""
-    over = threading.Event()
-    thread = threading.Thread(target=_keep, args=(over, first_pause, main, arguments), name="link-keeper", daemon=True)
+    over, first = threading.Event(), _started(main, arguments)
+    asked = (over, first, first_pause, main, arguments)
+    thread = threading.Thread(target=_keep, args=asked, name="link-keeper", daemon=True)
     thread.start()
     try:
         yield
@@ -118,15 +120,28 @@ def kept(main: Callable[..., None], *arguments: Any, first_pause: float = FIRST_
         thread.join()
 
 
-def _keep(over: threading.Event, first_pause: float, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    pause, spawn = first_pause, get_context("spawn")
-    while not over.is_set():
-        began = time.monotonic()
-        ours, theirs = spawn.Pipe()
+def _started(main: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
+    """Its pipe, and the process that starts it. The first time before the server forks its schedulers: with the other
+    end of the pipe in one of them, the link's death would not be seen."""
+    spawn = get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    starter = spawn.Process(target=main, args=(theirs, *arguments))
+    starter.start()
+    theirs.close()
+    return ours, starter
+
+
+def _keep(
+    over: threading.Event,
+    link: tuple[Connection, BaseProcess],
+    first_pause: float,
+    main: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    pause = first_pause
+    while True:
+        began, (ours, starter) = time.monotonic(), link
         with ours:
-            starter = spawn.Process(target=main, args=(theirs, *arguments))
-            starter.start()
-            theirs.close()
             starter.join()
             while not ours.poll(LOOK_EVERY):
                 if over.is_set():
@@ -135,8 +150,10 @@ def _keep(over: threading.Event, first_pause: float, main: Callable[..., None], 
         lived = time.monotonic() - began
         pause = first_pause if lived > STEADY else pause
         log.warning("the link to the drafter trainer died after %.0f s; it is started anew in %.0f s", lived, pause)
-        over.wait(pause)
+        if over.wait(pause):
+            return
         pause = min(2 * pause, LONGEST_PAUSE)
+        link = _started(main, arguments)
 
 
 def _end(link: Connection) -> None:
