@@ -30,6 +30,9 @@ PLACEHOLDERS = {
     "WHEN": "before|last",
     "ESTIMATE": "(accept_length|tokens_per_s|reward|accuracy)_[a-z_]+",
     "LOSS": "cross_entropy|total_variation|lk|lk_hybrid|hits",
+    "SIZE": r"\d+[bgm]",
+    "LINK": r"\d+g",
+    "SPREAD": "star|tree|ring|disk|keeper",
     "LOAD": r"(context_\d+_)?batch_\d+",
 }
 

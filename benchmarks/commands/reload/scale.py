@@ -14,7 +14,6 @@ the trainer sends to one rank, which writes, and each host reads.
 import argparse
 import asyncio
 import multiprocessing
-import sys
 import tempfile
 import threading
 import time
@@ -149,6 +148,6 @@ def main(argv: Sequence[str]) -> None:
 
     def measured() -> Result:
         show(found := measure(arguments.smoke))
-        return measured_here("scale", sys.argv, found)
+        return measured_here("scale", ["python", "-m", "benchmarks", "scale", *argv], found)
 
     run("scale", arguments, measured)
