@@ -1,5 +1,6 @@
 """A keeper: a real one behind a front over stand-ins, and a trainer whose group it is the one rank of."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,9 +20,11 @@ from tlt_client.errors import TltClientError
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from tests.fleet.conftest import QUICK, Fleet, answers, wait_for
+from tlt_server.engine.messages import Join, Receive
 from tlt_server.errors import ConfigError, UpdateRefused
 from tlt_server.fleet.front import Beside, Front
 from tlt_server.fleet.keeper.folder import Kept
+from tlt_server.fleet.keeper.receive import Receiver
 from tlt_server.keys import Keys
 from tlt_server.process import free_port
 
@@ -66,7 +69,7 @@ def test_a_checkpoint_is_whole_whatever_was_sent(
         assert read(path) == expected
         assert sorted(each.name for each in path.iterdir() if each.suffix == ".json") == ["config.json"]
         kept.clear_away()
-    assert len(list((folder / "out").iterdir())) == min(len(publications), 2) if publications else True
+    assert len(list((folder / "out").iterdir())) == min(len(publications), 2)
 
 
 def test_what_members_refused_is_gone(tmp_path: Path) -> None:
@@ -90,6 +93,28 @@ def test_what_a_killed_keeper_was_receiving_is_gone(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
     with pytest.raises(ConfigError, match="no folder with safetensors"):
         Kept(tmp_path / "out", tmp_path)
+
+
+def test_what_cannot_be_written_is_of_no_publication(tmp_path: Path) -> None:
+    """A part of it is missing, and the rest is still on its way: the group is none any more."""
+
+    class Sent:
+        def receive(self, buffer: torch.Tensor) -> None:
+            buffer.fill_(1.0)
+
+        def close(self) -> None:
+            pass
+
+    kept = Kept(tmp_path / "out", base(tmp_path / "model"))
+    receiver = Receiver(kept, torch.device("cpu"), 5.0)
+    receiver._vllms, receiver._joined = Sent(), Join(("h", 1), 2, 1)
+    receiver.transfer(Receive(["norm"], ["float32"], [[3]]))
+    assert (kept.staged, receiver.joined) == (1, True)
+    shutil.rmtree(tmp_path / "out" / ".staging")
+    (tmp_path / "out" / ".staging").write_text("in the way")
+    with pytest.raises(OSError, match="exists"):
+        receiver.transfer(Receive(["head"], ["float32"], [[3]]))
+    assert (kept.staged, receiver.joined) == (0, False)
 
 
 # -- a trainer, a front, members --

@@ -102,10 +102,11 @@ class Control:
             path, reading = await keeper.whole()
             done = await self._carried_out(await self._begun("POST", "/update_weights_from_disk", reading, headers))
             await keeper.settle(path, refused=not done.ok)
-            if not done.ok or reply is None:
-                return reply if done.ok else done
-            lost = msgspec.json.decode(done.body).get("quarantined", ())
-            return reply._replace(body=merged("", [reply.body], lost))
+            if not done.ok:
+                return done
+            if reply is not None:
+                lost = msgspec.json.decode(done.body).get("quarantined", ())
+                reply = reply._replace(body=merged("", [reply.body], lost))
         return reply
 
     # -- begin --

@@ -123,9 +123,9 @@ class Reads:
         return Reply(200, msgspec.json.encode(whole | {"replicas": each}))
 
     async def _world_size(self, _target: str, _headers: Headers) -> Reply:
-        members = self._fleet.in_service()
         if (keeper := self._control.keeper) is not None:
             return await self._get(keeper.url, "/get_world_size", {})
+        members = self._fleet.in_service()
         try:
             sizes = await asyncio.gather(*(self._links.world(each.url, self._limits.probe) for each in members))
         except ServerFailed as error:

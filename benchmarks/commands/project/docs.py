@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.commands.learning import long as bench_long
 from benchmarks.commands.learning import losses as bench_losses
+from benchmarks.commands.reload import scale
 from benchmarks.commands.speed import capture, graphs, history, siblings, switching
 from benchmarks.commands.speed import drain as bench_drain
 from benchmarks.commands.speed import strategy as bench_strategy
@@ -51,6 +52,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
     "siblings_cpu": (siblings.as_table, ["siblings.cpu2"]),
+    "scale": (scale.as_table, ["scale.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),

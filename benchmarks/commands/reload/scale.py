@@ -25,7 +25,7 @@ from tlt_client import DrafterUpdate
 
 from benchmarks.lib.command import out, run
 from benchmarks.lib.fleet.spread import Target, by_disk, by_keeper, by_ring, spread
-from benchmarks.lib.tables import table
+from benchmarks.lib.tables import origin, table
 from tlt_server.results import Figures, Result, measured_here
 from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Hello, ModelIdentity
 from tlt_server.wire.server import Receiver
@@ -120,8 +120,9 @@ def measure(smoke: bool) -> Figures:
     return found
 
 
-def show(found: Figures) -> None:
-    out.print(f"a sender's thread gets out {found['sender_mb_s']:,.0f} MB/s")
+def as_table(result: Result) -> str:
+    """Seconds by link; of a target, those that the trainer's link is busy in brackets."""
+    found = result.figures
     rows = [
         [f"drafter {name}, {way}", *(f"{found[f'drafter_{name}_{way}_{link}_s']:.1f}" for link in LINKS)]
         for name in DRAFTERS
@@ -137,7 +138,8 @@ def show(found: Figures) -> None:
         for name in TARGETS
         for way in ("ring", "disk", "keeper", "tree")
     ]
-    out.print(table(["seconds (of them the trainer's)", *LINKS], rows))
+    said = f"A sender's thread gets out {found['sender_mb_s']:,.0f} MB/s."
+    return "\n\n".join((origin(result), said, table(["seconds (of them the trainer's)", *LINKS], rows)))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -147,7 +149,8 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(argv)
 
     def measured() -> Result:
-        show(found := measure(arguments.smoke))
-        return measured_here("scale", ["python", "-m", "benchmarks", "scale", *argv], found)
+        made = measured_here("scale", ["python", "-m", "benchmarks", "scale", *argv], measure(arguments.smoke))
+        out.print(as_table(made))
+        return made
 
     run("scale", arguments, measured)

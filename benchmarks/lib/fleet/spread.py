@@ -60,6 +60,4 @@ def by_disk(target: Target, rate: float, disk: float) -> Spread:
 def by_keeper(target: Target, rate: float, disk: float) -> Spread:
     """Like `by_disk`, behind a receiver that writes while it receives; the trainer is free to compute once all of it
     is there, but for the call that ends the publication."""
-    received = target.size / min(rate, disk)
-    read = max(target.size / rate, target.hosts * target.size / disk)
-    return Spread(received + read, received, target.size)
+    return by_disk(target, rate, disk)._replace(root_busy_s=target.size / min(rate, disk))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,8 +67,9 @@ class Serving(OpenAIServingBase):
         outputs = outputs if isinstance(outputs, list) else [outputs]
         return self._answer(request, rid, outputs if prompts is None else answers.prompt_major(outputs, prompts))
 
+    @abstractmethod
     def _answer(self, request: Any, rid: str, outputs: list[answers.Output]) -> Response:
-        raise NotImplementedError
+        """Of outputs in the order of their prompts, all samples of each together."""
 
     async def _fitting(self, adapted: GenerateReqInput, raw: Any) -> GenerateReqInput:
         """With prompts as token ids, cut as asked, and no more tokens asked for than the context has room for."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from safetensors import SafetensorError
 
 from tlt_server.engine.transfer.asked import Init, Update, UpdateInfo
 from tlt_server.errors import BadRequest, UpdateRefused
@@ -65,8 +66,8 @@ class Keeper:
                 return _no(400, str(refused))
             except RuntimeError as error:
                 return _no(409, f"the broadcast failed: {str(error).splitlines()[0]}. Init the group again")
-            except OSError as error:
-                return _no(409, f"{error.filename}: {error.strerror}: make room, or keep weights elsewhere")
+            except (OSError, SafetensorError) as error:
+                return _no(409, f"what came cannot be written: {error}. Make room, and init the group again")
 
         return answer
 

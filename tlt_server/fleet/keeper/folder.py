@@ -44,8 +44,6 @@ class Kept:
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Writes what came, on whatever device it lies."""
-        if not tensors:
-            return
         self._staging.mkdir(exist_ok=True)
         number = len(list(self._staging.iterdir())) + 1
         here = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}

@@ -65,21 +65,18 @@ class Receiver:
     def destroy(self, asked: OfGroup) -> None:
         if (group := self._named.pop(asked.group_name, None)) is None:
             raise UpdateRefused(f"no group {asked.group_name!r}")
-        torch.distributed.destroy_process_group(group)
+        _Named(group).close()
 
     def update(self, asked: OfGroup) -> None:
-        """UpdateRefused: no such group, or tensors that are none. RuntimeError: the trainer is gone."""
+        """UpdateRefused: no such group, or tensors that are none. RuntimeError: the trainer is gone. OSError or
+        SafetensorError: what came cannot be written."""
         if (group := self._named.get(asked.group_name)) is None:
             raise UpdateRefused(f"no group {asked.group_name!r}: POST /init_weights_update_group makes one")
         dtypes = [dtype.removeprefix("torch.") for dtype in asked.dtypes]
         tensors = described(Receive(asked.names, dtypes, asked.shapes))
         if (kind := asked.load_format) not in (None, "auto", BUCKET):
             raise UpdateRefused(f"load_format {kind!r}: a keeper receives tensors one by one, or as {BUCKET}")
-        try:
-            self._received(_Named(group), tensors, 2**62 if kind == BUCKET else None)
-        except RuntimeError:
-            del self._named[asked.group_name]
-            raise
+        self._receive(_Named(group), tensors, 2**62 if kind == BUCKET else None)
 
     # -- vLLM's --
 
@@ -100,25 +97,24 @@ class Receiver:
             raise UpdateRefused("there is no weight transfer: POST /init_weight_transfer_engine makes one")
         self._last = tensors = described(ask) or self._last
         packed = self._joined.packed if ask.packed is None else ask.packed
-        try:
-            self._received(self._vllms, tensors, (ask.chunk_bytes or self._joined.chunk_bytes) if packed else None)
-        except RuntimeError:
-            self.shut()
-            raise
+        limit = (ask.chunk_bytes or self._joined.chunk_bytes) if packed else None
+        self._receive(_Timed(self._vllms, self._timeout_s), tensors, limit)
 
-    def _received(self, group: Group, tensors: Sequence[Described], limit: int | None) -> None:
+    def _receive(self, group: Group, tensors: Sequence[Described], limit: int | None) -> None:
+        """Where it fails, of what was to be one publication a part is missing, and the rest may still be on its way."""
         if not tensors:
             raise UpdateRefused("the call names no tensor")
-        timed = _Timed(group, self._timeout_s)
         try:
-            receive(timed, tensors, limit, self._device, lambda chunk: self._kept.take(dict(chunk)))
-        except RuntimeError:
-            self._kept.drop_staged()  # of what was to be one publication a part is missing
+            receive(group, tensors, limit, self._device, lambda chunk: self._kept.take(dict(chunk)))
+        except BaseException:
+            self._kept.drop_staged()
+            self._named.clear()
+            self.shut()
             raise
 
 
 class _Timed:
-    """A group that is closed where nothing comes for long: its trainer is gone."""
+    """One of vLLM's, which has no limit of its own: it is closed where nothing comes for long."""
 
     def __init__(self, group: Group, timeout_s: float) -> None:
         self._group, self._timeout_s = group, timeout_s
@@ -136,7 +132,7 @@ class _Timed:
 
 
 class _Named:
-    """A group of torch's as those of a transfer are. It has a limit of its own."""
+    """A group of torch's as those of a transfer are."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -147,4 +143,4 @@ class _Named:
             torch.cuda.current_stream(buffer.device).synchronize()
 
     def close(self) -> None:
-        pass
+        torch.distributed.destroy_process_group(self._group)

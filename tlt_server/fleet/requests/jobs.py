@@ -39,7 +39,6 @@ class Job:
     asked: Asked
     key: bytes | None
     wanted: str | None
-    began: float
     of: "Job | None" = None
     prefers: str | None = None
     attempt: int = 1

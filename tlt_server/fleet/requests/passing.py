@@ -55,7 +55,7 @@ class Data:
         known = asked(body)
         job = Job(
             path, request.path_qs if request.rel_url.raw_query_string else request.rel_url.raw_path, request.method,
-            headers, body, known, key_of(headers, known), headers.get(VERSION), time.monotonic(),
+            headers, body, known, key_of(headers, known), headers.get(VERSION),
         )  # fmt: skip
         if known.batch and session_of(headers, known) is None and PLACES not in headers:
             names = [each.name for each in self._fleet.ready()]
