@@ -68,6 +68,15 @@ class Incoming:
             file.write(chunk)
         self.next, self.damaged, self._due = self.next + 1, 0, now + ASK_AGAIN
 
+    def chunk(self, index: int) -> bytes:
+        """One before `next`, read again."""
+        with self.path.open("rb") as file:
+            return os.pread(file.fileno(), self._header.chunk_bytes, index * self._header.chunk_bytes)
+
+    def again(self) -> None:
+        """What was asked for does not come."""
+        self._asked = self.next
+
     def wanted(self, now: float) -> ChunksWanted | None:
         """What to ask for now: more once half of what was asked for is here, all of it again after a silence."""
         if now >= self._due:
