@@ -10,7 +10,15 @@ import msgspec
 from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError
-from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Buffer, Hello, Message, ModelIdentity
+from tlt_server.wire.messages import (
+    READS_TO_DOOR,
+    READS_TO_SERVER,
+    READS_TO_TRAINER,
+    Buffer,
+    Hello,
+    Message,
+    ModelIdentity,
+)
 from tlt_server.wire.server import Receiver
 from tlt_server.wire.sockets import TRAINER, CurveKeys, Link
 from tlt_server.wire.trainer import Outgoing, Sender
@@ -162,8 +170,15 @@ class Scripted(End):
 class Script(Scripted):
     """A trainer."""
 
+    def __init__(self, curve: CurveKeys | None = None) -> None:
+        super().__init__(Link(ANY_PORT, READS_TO_TRAINER, curve=curve))
+
+
+class Giver(Scripted):
+    """A server that others are told to fetch from."""
+
     def __init__(self) -> None:
-        super().__init__(Link(ANY_PORT, READS_TO_TRAINER))
+        super().__init__(Link(ANY_PORT, READS_TO_DOOR))
 
 
 class Asker(Scripted):

@@ -230,7 +230,8 @@ class Rejected(Message, frozen=True):
 
 READS_TO_TRAINER = Decoder(Hello | ChunksWanted | Shared | Live | Chunk)
 READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk | SharedWanted | LiveWanted | ChunksWanted)
-READS_TO_DOOR, READS_TO_TAKER = Decoder(ChunksWanted), Decoder(Chunk)
+READS_TO_DOOR: Decoder[Message] = Decoder(ChunksWanted)
+READS_TO_TAKER: Decoder[Message] = Decoder(Chunk)
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 

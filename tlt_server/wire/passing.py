@@ -1,102 +1,200 @@
-"""A drafter from server to server, chunk by chunk as it comes: the door of one that has it, the source of one that has not.
+"""A drafter from server to server, each chunk as soon as it is here.
 
-The trainer says who fetches from whom (tree.py) and what the sha256 of each chunk is. A source that lies, stalls or is gone
-costs time alone: who fetched from it goes on with the trainer."""
+The trainer says who fetches from whom (tree.py), and what the sha256 of each chunk is. A source that lies, stalls or
+is gone costs time alone: who fetched from it goes on with the trainer.
+"""
 
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
+from tlt_server.errors import ConfigError
 from tlt_server.wire.connections import Bounds
 from tlt_server.wire.files import Incoming
-from tlt_server.wire.messages import READS_TO_DOOR, READS_TO_TAKER, Chunk, ChunksWanted, Source
+from tlt_server.wire.messages import (
+    MAX_CHUNKS_WANTED,
+    READS_TO_DOOR,
+    READS_TO_TAKER,
+    Buffer,
+    Chunk,
+    ChunksWanted,
+    Message,
+    Source,
+)
 from tlt_server.wire.sockets import Allowed, CurveKeys, Link
 
 log = logging.getLogger(__name__)
 
 TAKERS = Bounds(connections=32, waiting=1 << 20, in_all=16 << 20, prove_within=10.0)
-"""Who say only which chunks they want."""
+"""They say only which chunks they want."""
+DOOR = "door"
+"""A socket among the drafters, where the trainer is of this machine."""
 PATIENCE = 2.0
-"""Seconds without a chunk for each server that it passes: who is next to one that stalls gives it up, and has chunks from
-the trainer, before those below despair of it."""
+"""Seconds to connect, and, times its level, to wait for a chunk: below a server that stalls, the first gives it up and
+goes on with the trainer before those below that one despair of it."""
 SLOWEST = 4 << 20
-"""Bytes a second of a source, in the long run."""
+"""Bytes a second that a source must give in the long run."""
 
 
-class _Asked(NamedTuple):
-    digest: bytes
-    start: int
-    stop: int
-
-
-class Door:
-    """What a server gives to others. address: where."""
+class _Door:
+    """Where others fetch what is held here."""
 
     def __init__(self, trainer: Link, folder: Path) -> None:
-        """Beside the link to the trainer. Raises ConfigError, OSError: no address of this machine can be bound."""
-        self._allowed = Allowed()
-        curve = None if trainer.curve is None else CurveKeys(trainer.curve.own, self._allowed)
+        """ConfigError, OSError: it cannot be."""
+        self.allowed = Allowed()
+        curve = None if trainer.curve is None else CurveKeys(trainer.curve.own, self.allowed)
         self.link = Link(_beside(trainer.address, folder), READS_TO_DOOR, None, curve, TAKERS)
-        self.address = self.link.address
-        self._asked: dict[bytes, _Asked] = {}
-
-    def allow(self, keys: Iterable[bytes]) -> None:
-        self._allowed.keys = frozenset(keys)
+        self._asked: dict[bytes, ChunksWanted] = {}
 
     def step(self, held: Incoming | None) -> None:
-        """Hears what is wanted, once, and sends what is here of it; the rest as soon as it is. OSError: the disk's."""
-        if (arrived := self.link.receive()) is not None and isinstance(wanted := arrived[1], ChunksWanted):
-            start, before = wanted.start, self._asked.pop(arrived[0], None)
-            if before is not None and (before.digest, before.stop) == (wanted.digest, start):
-                start = before.start
-            self._asked[arrived[0]] = _Asked(wanted.digest, start, wanted.stop)
+        """Hears once what is wanted, and sends what of it is here. OSError: the disk's."""
+        if (arrived := self.link.receive()) is not None and isinstance(arrived[1], ChunksWanted):
+            self._asked[arrived[0]] = _joined(self._asked.pop(arrived[0], None), arrived[1])
             if len(self._asked) > TAKERS.connections:
                 del self._asked[next(iter(self._asked))]
-        for peer, (digest, start, stop) in list(self._asked.items()):
-            if held is not None and digest == held.digest:  # it may be told of here later than there
-                sent = all(self._send(held, index, peer) for index in range(start, min(stop, held.next)))
-                if not sent or stop <= held.next:
-                    del self._asked[peer]
-                else:
-                    self._asked[peer] = _Asked(digest, max(start, held.next), stop)
+        for peer, wanted in list(self._asked.items()):
+            if held is not None and wanted.digest == held.digest:  # else this side may be told of it later than they
+                self._send(peer, wanted, held)
 
-    def _send(self, held: Incoming, index: int, peer: bytes) -> bool:
-        return self.link.send(Chunk(digest=held.digest, index=index), held.chunk(index), to=peer)
+    def _send(self, peer: bytes, wanted: ChunksWanted, held: Incoming) -> None:
+        for index in range(wanted.start, stop := min(wanted.stop, held.next)):
+            if not self.link.send(Chunk(digest=held.digest, index=index), held.chunk(index), to=peer):
+                stop = wanted.stop  # it is gone, or does not read
+                break
+        if stop == wanted.stop:
+            del self._asked[peer]
+        elif stop > wanted.start:
+            self._asked[peer] = ChunksWanted(digest=held.digest, start=stop, stop=wanted.stop)
 
 
-class Upstream:
-    """The server that another fetches from, with the patience that it has. ConfigError: it cannot be, at this address."""
+class _Upstream:
+    """The server that a drafter is fetched from."""
 
     def __init__(self, source: Source, trainer: Link, name: str, now: float) -> None:
+        """ConfigError: it cannot be."""
         curve = None if trainer.curve is None else CurveKeys(trainer.curve.own, source.key)
         self.link = Link(source.door, READS_TO_TAKER, name, curve)
-        self._patience, self._until, self._is_connected = PATIENCE * source.level, now + PATIENCE, False
+        self._patience, self.until, self._is_connected = PATIENCE * source.level, now + PATIENCE, False
 
     def ask(self, wanted: ChunksWanted, now: float) -> bool:
-        """False: not connected, yet or any more."""
-        if self.link.send(wanted):
-            if not self._is_connected:
-                self._is_connected, self._until = True, now + self._patience
-            return True
-        if self._is_connected:
-            self._until = now
-        return False
+        """False: it is not connected, yet or any more."""
+        if not self.link.send(wanted):
+            self.until = now if self._is_connected else self.until
+            return False
+        if not self._is_connected:
+            self._is_connected, self.until = True, now + self._patience
+        return True
 
     def gave(self, size: int, now: float) -> None:
-        """A good chunk."""
-        self._until = min(self._until + size / SLOWEST, now + self._patience)
+        self.until = min(self.until + size / SLOWEST, now + self._patience)
 
-    def is_spent(self, now: float) -> bool:
-        """Whether it is worse than the trainer would be."""
-        return now >= self._until
+
+class Peers:
+    """The servers that one fetches from, and that fetch from it. trainer: the link to it. name: of this server. folder:
+    of drafters."""
+
+    def __init__(self, trainer: Link, name: str, folder: Path, clock: Callable[[], float]) -> None:
+        self._trainer, self._name, self._folder, self._clock = trainer, name, folder, clock
+        self._upstream: _Upstream | None = None
+        self._door: _Door | None = None
+        self._is_shut = False
+        self._held: Incoming | None = None
+
+    @property
+    def links(self) -> list[Link]:
+        return [each.link for each in (self._upstream, self._door) if each is not None]
+
+    @property
+    def has_source(self) -> bool:
+        """Beside the trainer."""
+        return self._upstream is not None
+
+    def begin(self, incoming: Incoming, source: Source | None) -> None:
+        """What comes is passed on from now on; None: it comes from the trainer."""
+        self.end()
+        self._held = incoming
+        if source is not None and incoming.missing:
+            try:
+                self._upstream = _Upstream(source, self._trainer, self._name, self._clock())
+            except ConfigError as error:
+                log.warning("fetched from the trainer: %s", error)
+
+    def end(self) -> None:
+        """Nothing is passed on any more."""
+        self.leave_source()
+        self._held = None
+
+    def leave_source(self, why: str = "") -> None:
+        """What is missing comes from the trainer. why: told."""
+        if self._upstream is not None:
+            if why:
+                log.warning("fetched from the trainer, no longer from %s: %s", self._upstream.link.address, why)
+            self._upstream.link.close()
+            self._upstream = None
+
+    def ask(self, wanted: ChunksWanted) -> bool:
+        """The source, or the trainer. False: it was not heard."""
+        if self._upstream is None:
+            return self._trainer.send(wanted)
+        asked, now = self._upstream.ask(wanted, self._clock()), self._clock()
+        if now >= self._upstream.until:
+            self.leave_source("it stalls or is gone")
+            return False
+        return asked
+
+    def receive(self) -> tuple[Message, Buffer] | None:
+        """From the source."""
+        if self._upstream is None or (arrived := self._upstream.link.receive()) is None:
+            return None
+        return arrived[1:]
+
+    def gave(self, size: int) -> None:
+        """The source, a good chunk."""
+        if self._upstream is not None:
+            self._upstream.gave(size, self._clock())
+
+    def let_in(self, keys: Iterable[bytes]) -> str:
+        """Others fetch from here. Returns where; empty if no address can be bound."""
+        if self._door is None and not self._is_shut:
+            try:
+                self._door = _Door(self._trainer, self._folder)
+            except (ConfigError, OSError) as error:
+                self._is_shut = True
+                log.warning("no drafter is passed on to other servers: %s", error)
+        if self._door is None:
+            return ""
+        self._door.allowed.keys = frozenset(keys)
+        return self._door.link.address
+
+    def give(self) -> None:
+        """What others want and is here."""
+        try:
+            if self._door is not None:
+                self._door.step(self._held)
+        except OSError as error:
+            log.warning("the drafter is passed on no more: %s", error)
+            self._held = None
+
+    def close(self) -> None:
+        self.end()
+        if self._door is not None:
+            self._door.link.close()
+            (self._folder / DOOR).unlink(missing_ok=True)  # which libzmq leaves
+
+
+def _joined(before: ChunksWanted | None, wanted: ChunksWanted) -> ChunksWanted:
+    """Both, where one follows the other and they are no more than one may want."""
+    if before is None or (before.digest, before.stop) != (wanted.digest, wanted.start):
+        return wanted
+    start = max(before.start, wanted.stop - MAX_CHUNKS_WANTED)
+    return ChunksWanted(digest=wanted.digest, start=start, stop=wanted.stop)
 
 
 def _beside(trainer: str, folder: Path) -> str:
-    """In reach of whoever reaches what leads to the trainer from here."""
+    """An address for whoever reaches the trainer as this machine does."""
     if trainer.startswith("ipc://"):
-        return f"ipc://{folder}/door"
+        return f"ipc://{folder / DOOR}"
     host, _, port = trainer.removeprefix("tcp://").rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # which sends nothing
         probe.connect((host, int(port)))

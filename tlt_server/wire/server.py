@@ -1,7 +1,6 @@
 """A server's end of the control link: says what the server does, fetches drafters into a folder, and passes them on."""
 
 import fcntl
-import logging
 import os
 import shutil
 import time
@@ -22,16 +21,13 @@ from tlt_server.wire.messages import (
     ChunksWanted,
     Heartbeat,
     Hello,
-    Key,
     LiveWanted,
     Offer,
     SharedWanted,
 )
-from tlt_server.wire.passing import Door, Upstream
+from tlt_server.wire.passing import Peers
 from tlt_server.wire.sharing import Sharer
 from tlt_server.wire.sockets import TRAINER, Link
-
-log = logging.getLogger(__name__)
 
 HELLO_EVERY, SILENCE = 1.0, 3.0
 """Seconds: between hellos; without a word, until the trainer is away."""
@@ -72,10 +68,7 @@ class Receiver:
         self._sharer, self._giver = Sharer(link, chunk_bytes), Giver(link, chunk_bytes)
         self._update: Offer | None = None
         self._incoming: Incoming | None = None
-        self._held: Incoming | None = None
-        self._upstream: Upstream | None = None
-        self._door: Door | None = None
-        self._has_tried_door = False
+        self._peers = Peers(link, hello.server, folder, clock)
         self._received: bytes | None = None
         self._given_up: bytes | None = None
         self._hello_due = 0.0
@@ -85,8 +78,7 @@ class Receiver:
     async def run(self) -> None:
         """Until it is cancelled, or an exception."""
         while True:
-            more = [end.link for end in (self._upstream, self._door) if end is not None]
-            await self._link.arrival(LOOK_EVERY, *more)
+            await self._link.arrival(LOOK_EVERY, *self._peers.links)
             self.step()
 
     def step(self) -> None:
@@ -96,15 +88,15 @@ class Receiver:
                 self.hello = msgspec.structs.replace(self.hello, offer=None)  # there may be room for it by now
             self._heard = self._clock()
             self._hear(*arrived[1:])
-        if self._upstream is not None and (arrived := self._upstream.link.receive()) is not None:
-            self._hear(*arrived[1:])
+        if (passed := self._peers.receive()) is not None:
+            self._hear(*passed)
         now = self._clock()
         if now >= self._hello_due:
             self.change()
         is_heard = now - self._heard < SILENCE
-        if self._incoming is not None and (is_heard or self._upstream is not None):
+        if self._incoming is not None and (is_heard or self._peers.has_source):
             self._ask(self._incoming)
-        self._pass_on()
+        self._peers.give()
         self._sharer.step(self.hello)
         self._giver.step()
         self._report(connected=is_heard)
@@ -131,9 +123,7 @@ class Receiver:
         os.close(self._lock)
         self._sharer.close()
         self._giver.close()
-        self._leave_upstream()
-        if self._door is not None:
-            self._door.link.close()
+        self._peers.close()
         self._link.close()
 
     def _report(self, **changes: object) -> None:
@@ -150,7 +140,9 @@ class Receiver:
             elif isinstance(message, Chunk):
                 self._add(message, payload)
             elif isinstance(message, Heartbeat) and message.takers:
-                self._let_in(message.takers)
+                door = self._peers.let_in(message.takers)
+                if door != self.hello.door:
+                    self.change(door=door)
             if isinstance(message, SharedWanted | ChunksWanted):
                 self._sharer.hear(message, self.hello)
             if isinstance(message, LiveWanted | ChunksWanted):
@@ -186,20 +178,14 @@ class Receiver:
 
     def _begin(self, update: Offer) -> None:
         self._update, self._incoming = update, (incoming := Incoming(update, self._folder))
-        self._held = incoming
-        self._leave_upstream()
         self._remove(PARTIAL, keep=incoming.path)
         incoming.resume()
         free = shutil.disk_usage(self._folder).free
         if incoming.missing > free:
             self._give_up(f"{self._folder} has {free} bytes free, {incoming.missing} are missing: make room")
-            return
-        if update.source is not None and incoming.missing:
-            try:
-                self._upstream = Upstream(update.source, self._link, self.hello.server, self._clock())
-            except ConfigError as error:
-                log.warning("%s comes from the trainer: %s", update, error)
-        self._go_on(incoming)
+        else:
+            self._peers.begin(incoming, update.source)
+            self._go_on(incoming)
 
     def _go_on(self, incoming: Incoming) -> None:
         """Asks for more, or ends where nothing is missing."""
@@ -209,26 +195,8 @@ class Receiver:
             self._finish(incoming)
 
     def _ask(self, incoming: Incoming) -> None:
-        now = self._clock()
-        if self._upstream is not None and self._upstream.is_spent(now):
-            self._go_to_trainer("it is slow, or gone")
-        if (wanted := incoming.wanted(now)) is not None:
-            sent = self._upstream.ask(wanted, now) if self._upstream is not None else self._link.send(wanted)
-            if not sent:
-                incoming.again()
-
-    def _go_to_trainer(self, why: str) -> None:
-        """With what is missing."""
-        assert self._upstream is not None
-        assert self._incoming is not None
-        log.warning("%s comes from the trainer, no more from %s: %s", self._update, self._upstream.link.address, why)
-        self._leave_upstream()
-        self._incoming.again()
-
-    def _leave_upstream(self) -> None:
-        if self._upstream is not None:
-            self._upstream.link.close()
-            self._upstream = None
+        if (wanted := incoming.wanted(self._clock())) is not None and not self._peers.ask(wanted):
+            incoming.again()
 
     def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
@@ -237,16 +205,16 @@ class Receiver:
         try:
             incoming.add(payload, self._clock())
         except WireError as error:
-            if self._upstream is not None:
-                self._go_to_trainer(str(error))
+            if self._peers.has_source:
+                self._peers.leave_source(str(error))
+                incoming.damaged = 0
             else:
                 self._link.reject(TRAINER, str(error))
             if incoming.damaged == MAX_DAMAGED:
                 self._give_up(f"{error}, {MAX_DAMAGED} times")
                 return
         else:
-            if self._upstream is not None:
-                self._upstream.gave(len(payload), self._clock())
+            self._peers.gave(len(payload))
         self._go_on(incoming)
 
     def _finish(self, incoming: Incoming) -> None:
@@ -254,7 +222,7 @@ class Receiver:
         assert update is not None
         path = incoming.path = incoming.path.rename(self._folder / f"drafter-{update.version}.safetensors")
         self._remove(WHOLE, keep=path)
-        self._leave_upstream()
+        self._peers.leave_source()
         self._incoming, self._received = None, incoming.digest
         self.change(newest_drafter=update.version)
         self._report(received=update.version)
@@ -265,36 +233,13 @@ class Receiver:
         assert incoming is not None
         assert update is not None
         incoming.path.unlink(missing_ok=True)
-        self._leave_upstream()
-        self._incoming = self._held = None
-        self._given_up = incoming.digest
+        self._incoming, self._given_up = None, incoming.digest
+        self._peers.end()
         self._refuse(update, reason)
 
     def _refuse(self, update: Offer, reason: str) -> None:
         self._report(refused=update.version, reason=reason)
         self.settle(update.version, reason, offer=update.digest)
-
-    # -- what other servers want --------------------------------------------------------------------------------------
-
-    def _let_in(self, keys: tuple[Key, ...]) -> None:
-        if not self._has_tried_door:
-            self._has_tried_door = True
-            try:
-                self._door = Door(self._link, self._folder)
-            except (ConfigError, OSError) as error:
-                log.warning("this server passes no drafter on to others: %s", error)
-        if self._door is not None:
-            self._door.allow(keys)
-            if self.hello.door != self._door.address:
-                self.change(door=self._door.address)
-
-    def _pass_on(self) -> None:
-        if self._door is not None:
-            try:
-                self._door.step(self._held)
-            except OSError as error:
-                log.warning("%s is passed on no more: %s", self._update, error)
-                self._held = None
 
     def _remove(self, pattern: str, keep: Path | None = None) -> None:
         for path in self._folder.glob(pattern):

@@ -144,7 +144,7 @@ class _End:
         socket.curve_publickey, socket.curve_secretkey = public, secret
         if isinstance(curve.peers, bytes):
             socket.curve_serverkey = curve.peers
-        elif not binds:
+        elif isinstance(curve.peers, Path) and not binds:
             socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
         else:
             self._let_in(curve.peers)

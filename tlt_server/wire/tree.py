@@ -1,5 +1,7 @@
-"""Who fetches a drafter from whom, as the trainer plans it: a few from the trainer, the others from servers that get it,
-too. A server has what it needs from one source, whichever that is, so what is planned badly costs time alone."""
+"""Who fetches a drafter from whom, by the trainer's plan: a few from the trainer, others from servers that get it, too.
+
+What is planned badly costs time alone: a server that gets nothing from its source goes on with the trainer.
+"""
 
 import time
 from collections import Counter
@@ -11,8 +13,8 @@ from tlt_server.preflight import is_loopback
 from tlt_server.wire.messages import MAX_TAKERS, Key, Source
 
 FAN_OUT = 2
-"""Servers that fetch from one, and from the trainer. A link carries a drafter so many times; with one, 64 servers would be
-a line of 64."""
+"""Servers that fetch from one, and from the trainer: how often a link carries a drafter. With one, 64 servers would be
+a line, which any of them could hold up; with two, the last is the sixth."""
 PAYS = 1 << 30
 """Bytes that a trainer would send to all, a second's work: with fewer, a source that is gone costs more than is won."""
 DOUBTED = 300.0
