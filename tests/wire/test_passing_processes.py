@@ -25,7 +25,7 @@ CHUNK, CHUNKS, SERVERS = 64 << 10, 300, 6
 
 
 class Grove:
-    """A trainer in a thread, which takes a while for each chunk, and servers as processes. sent: chunks of the trainer."""
+    """A trainer in a thread, which takes a while for each chunk, and servers as processes. sent: chunks of it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -3,6 +3,7 @@
 What is planned badly costs time alone: a server that gets nothing from its source goes on with the trainer.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import NamedTuple
 
 from tlt_server.preflight import is_loopback
 from tlt_server.wire.messages import MAX_TAKERS, Key, Source
+
+log = logging.getLogger(__name__)
 
 FAN_OUT = 2
 """Servers that fetch from one, and from the trainer: how often a link carries a drafter. With one, 64 servers would be
@@ -86,6 +89,10 @@ class Tree:
     def failed(self, peer: bytes) -> None:
         """A member came to the trainer: its source, if it had one, was not good, or it cannot fetch from any."""
         if (above := self._places.get(peer, _Place(None, 0)).above) is not None:
+            if not self._is_doubted(peer):
+                log.warning(
+                    "%r gets no drafter from %r: for %g s they are not among who pass it on", peer, above, DOUBTED
+                )
             self._doubted |= dict.fromkeys((peer, above), self._clock() + DOUBTED)
 
     def leave(self, peer: bytes) -> None:
