@@ -473,3 +473,24 @@ def test_a_source_with_another_key_is_left(
     hands.now += PATIENCE
     script.say(Heartbeat())
     from_trainer(script, server, update, 0)
+
+
+def test_who_is_no_server_of_the_trainer_any_more_is_let_in_no_more(
+    tmp_path: Path, new_server: NewServer, keep: Callable[[End], None], opened: Open
+) -> None:
+    keys = Keys(tmp_path / "keys", "one", "two")
+    keep(script := Script(keys.trainer))
+    server = new_server(script, curve=keys.of("one"))
+    step_until(lambda: script.take(Hello), script, server)
+    script.say(Heartbeat(takers=(keys.public("two"),)))
+    step_until(lambda: server.receiver.hello.door, script, server)
+    curve = CurveKeys(keys.folder / "two.key_secret", keys.public("one"))
+    wanted = ChunksWanted(digest=bytes(32), start=0, stop=1)
+    before = opened(server.receiver.hello.door, READS_TO_TAKER, "two", curve)
+    step_until(lambda: before.send(wanted), server)
+    script.say(Heartbeat())
+    step_for(0.1, script, server)
+    after = opened(server.receiver.hello.door, READS_TO_TAKER, "two again", curve)
+    step_for(0.5, server)
+    assert not after.send(wanted)
+    assert server.receiver.hello.door

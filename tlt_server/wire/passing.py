@@ -6,7 +6,7 @@ is gone costs time alone: who fetched from it goes on with the trainer.
 
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tlt_server.errors import ConfigError
@@ -60,7 +60,7 @@ class _Door:
     def _send(self, peer: bytes, wanted: ChunksWanted, held: Incoming) -> None:
         for index in range(wanted.start, stop := min(wanted.stop, held.next)):
             if not self.link.send(Chunk(digest=held.digest, index=index), held.chunk(index), to=peer):
-                stop = wanted.stop  # it is gone, or does not read
+                stop = wanted.stop  # it is gone, or does not read: it will ask again
                 break
         if stop == wanted.stop:
             del self._asked[peer]
@@ -154,9 +154,9 @@ class Peers:
         if self._upstream is not None:
             self._upstream.gave(size, self._clock())
 
-    def let_in(self, keys: Iterable[bytes]) -> str:
-        """Others fetch from here. Returns where; empty if no address can be bound."""
-        if self._door is None and not self._is_shut:
+    def let_in(self, keys: Collection[bytes]) -> str:
+        """Who has one of these may fetch from here, and nobody else. Returns where; empty: nowhere, yet or at all."""
+        if keys and self._door is None and not self._is_shut:
             try:
                 self._door = _Door(self._trainer, self._folder)
             except (ConfigError, OSError) as error:
@@ -180,7 +180,7 @@ class Peers:
         self.end()
         if self._door is not None:
             self._door.link.close()
-            (self._folder / DOOR).unlink(missing_ok=True)  # which libzmq leaves
+        (self._folder / DOOR).unlink(missing_ok=True)  # which libzmq leaves, in this life or an earlier one
 
 
 def _joined(before: ChunksWanted | None, wanted: ChunksWanted) -> ChunksWanted:

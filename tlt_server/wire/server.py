@@ -139,10 +139,8 @@ class Receiver:
                 self._consider(message)
             elif isinstance(message, Chunk):
                 self._add(message, payload)
-            elif isinstance(message, Heartbeat) and message.takers:
-                door = self._peers.let_in(message.takers)
-                if door != self.hello.door:
-                    self.change(door=door)
+            elif isinstance(message, Heartbeat) and (door := self._peers.let_in(message.takers)) != self.hello.door:
+                self.change(door=door)
             if isinstance(message, SharedWanted | ChunksWanted):
                 self._sharer.hear(message, self.hello)
             if isinstance(message, LiveWanted | ChunksWanted):

@@ -3,6 +3,7 @@
 | link     | sockets                                        | what may be lost                                         |
 |----------|------------------------------------------------|----------------------------------------------------------|
 | control  | DEALER, server connects; ROUTER, trainer binds | anything: state and offers are said again every second   |
+| passing  | DEALER, server connects; ROUTER, server binds  | anything: a chunk is asked for again, then elsewhere     |
 | features | PUSH, server connects; PULL, trainer binds     | anything: a server drops and counts what cannot be sent  |
 
 Sending never blocks.
