@@ -45,27 +45,27 @@ class _Door:
         self.allowed = Allowed()
         curve = None if trainer.curve is None else CurveKeys(trainer.curve.own, self.allowed)
         self.link = Link(_beside(trainer.address, folder), READS_TO_DOOR, None, curve, TAKERS)
-        self._asked: dict[bytes, ChunksWanted] = {}
+        self._asked: dict[bytes, tuple[bytes, int, int]] = {}  # by peer: digest, start, stop
 
     def step(self, held: Incoming | None) -> None:
         """Hears once what is wanted, and sends what of it is here. OSError: the disk's."""
-        if (arrived := self.link.receive()) is not None and isinstance(arrived[1], ChunksWanted):
-            self._asked[arrived[0]] = _joined(self._asked.pop(arrived[0], None), arrived[1])
+        if (arrived := self.link.receive()) is not None and isinstance(wanted := arrived[1], ChunksWanted):
+            digest, start, stop = self._asked.pop(arrived[0], (b"", 0, 0))
+            goes_on = (digest, stop) == (wanted.digest, wanted.start)  # it has half of what it asked for before
+            start = max(start, wanted.stop - MAX_CHUNKS_WANTED) if goes_on else wanted.start
+            self._asked[arrived[0]] = wanted.digest, start, wanted.stop
             if len(self._asked) > TAKERS.connections:
                 del self._asked[next(iter(self._asked))]
-        for peer, wanted in list(self._asked.items()):
-            if held is not None and wanted.digest == held.digest:  # else this side may be told of it later than they
-                self._send(peer, wanted, held)
+        for peer, (digest, start, stop) in list(self._asked.items()):
+            if held is not None and digest == held.digest:  # else this side may be told of it later than they
+                here = min(stop, held.next)
+                if all(self._send(peer, index, held) for index in range(start, here)) and here < stop:
+                    self._asked[peer] = digest, max(start, here), stop
+                else:
+                    del self._asked[peer]  # it has all of it, or is gone, or does not read: then it will ask again
 
-    def _send(self, peer: bytes, wanted: ChunksWanted, held: Incoming) -> None:
-        for index in range(wanted.start, stop := min(wanted.stop, held.next)):
-            if not self.link.send(Chunk(digest=held.digest, index=index), held.chunk(index), to=peer):
-                stop = wanted.stop  # it is gone, or does not read: it will ask again
-                break
-        if stop == wanted.stop:
-            del self._asked[peer]
-        elif stop > wanted.start:
-            self._asked[peer] = ChunksWanted(digest=held.digest, start=stop, stop=wanted.stop)
+    def _send(self, peer: bytes, index: int, held: Incoming) -> bool:
+        return self.link.send(Chunk(digest=held.digest, index=index), held.chunk(index), to=peer)
 
 
 class _Upstream:
@@ -181,14 +181,6 @@ class Peers:
         if self._door is not None:
             self._door.link.close()
         (self._folder / DOOR).unlink(missing_ok=True)  # which libzmq leaves, in this life or an earlier one
-
-
-def _joined(before: ChunksWanted | None, wanted: ChunksWanted) -> ChunksWanted:
-    """Both, where one follows the other and they are no more than one may want."""
-    if before is None or (before.digest, before.stop) != (wanted.digest, wanted.start):
-        return wanted
-    start = max(before.start, wanted.stop - MAX_CHUNKS_WANTED)
-    return ChunksWanted(digest=wanted.digest, start=start, stop=wanted.stop)
 
 
 def _beside(trainer: str, folder: Path) -> str:
