@@ -90,10 +90,12 @@ class Server:
 
         with ThreadPoolExecutor(at_once) as pool:
             loops = [pool.submit(ask, number) for number in range(at_once)]
-            time.sleep(seconds)
-            ended.set()
-            while wait(loops, ABORT_EVERY).not_done:
-                self.http.post(f"{self.url}/abort_request", json={"abort_all": True}).raise_for_status()
+            try:
+                time.sleep(seconds)
+            finally:  # after Ctrl-C too: the loops would go on, and the pool wait for them
+                ended.set()
+                while wait(loops, ABORT_EVERY).not_done:
+                    self.http.post(f"{self.url}/abort_request", json={"abort_all": True}).raise_for_status()
         for loop in loops:
             if error := loop.exception():  # the network's edge, as in `_post`
                 logging.warning("a closed loop broke off: %s", error)
