@@ -229,15 +229,15 @@ def offer(script: Script, door: str, level: int = 1, key: bytes = b"") -> Outgoi
 
 def from_trainer(script: Script, server: Server, update: Outgoing, first: int) -> None:
     """The server asks the trainer for what is missing, chunk `first` before all others, and gets it."""
-    asked: list[ChunksWanted] = []
-    while not server.drafters():
-        step_until(lambda: asked.extend(script.take(ChunksWanted)) or asked, script, server)
-        assert asked[0].start >= first
-        for each in asked:
+
+    def serve() -> bool:
+        for each in script.take(ChunksWanted):
+            assert each.start >= first
             for index in range(each.start, each.stop):
                 script.say(Chunk(digest=each.digest, index=index), update.chunks[index])
-        asked.clear()
-        step_for(0.01, script, server)
+        return bool(server.drafters())
+
+    step_until(serve, script, server)
     assert holds(server.folder / "drafter-1.safetensors", drafter(0))
     assert not server.refusals()
 
