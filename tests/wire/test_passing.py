@@ -318,9 +318,15 @@ def test_a_source_that_is_gone_is_left_at_once(script: Script, giver: Giver, ser
     giver.say(Chunk(digest=update.digest, index=0), update.chunks[0])
     step_until(lambda: server.receiver._incoming.next == 1, giver, script, server)  # type: ignore[union-attr]
     giver.close()
-    step_for(0.1, script, server)
-    hands.now += 1.0
-    script.say(Heartbeat())
+    began = hands.now
+
+    def is_left() -> bool:
+        hands.now += 0.05
+        script.say(Heartbeat())
+        return not server.receiver._peers.has_source
+
+    step_until(is_left, script, server)
+    assert hands.now - began < PATIENCE * 25  # of a patience of twice that
     from_trainer(script, server, update, 1)
 
 
