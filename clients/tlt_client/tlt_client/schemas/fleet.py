@@ -45,8 +45,8 @@ class FleetEvent(msgspec.Struct, frozen=True):
     time: float
     """Seconds since 1970."""
     kind: str
-    """A member's new state; `joined`, `published`, `renamed`, `recalled`, `setting_refused`, `log_failed`; later
-    versions have others."""
+    """A member's new state; `joined`, `published`, `renamed`, `recalled`, `setting_refused`, `log_failed`,
+    `keeper_failed`; later versions have others."""
     replica: str | None
     """None: of the whole fleet."""
     detail: str
