@@ -43,8 +43,14 @@ def pytest_unconfigure() -> None:
 
 TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}
 """Folders of which one worker has all tests: they share a build, or a cluster."""
-REPLICAS = {Path("tests/server", f"test_{name}.py") for name in ("processes", "seeds", "weight_processes")}
-"""Files that share the server that takes longest to start: its tokenizer workers import all anew."""
+SHARING = (
+    "lossless off one_sample penalties arms aborts features rollout_limits versions published metrics eras",
+    "swap target_updates weights_checker",
+    "processes seeds weight_processes control_calls whole_targets trainer_steps",
+    "vllm_rollouts vllm_transfer trainers",
+)
+"""Files of tests/server of which one worker has all tests, too: each would start the same servers again."""
+GROUPS = {Path("tests/server", f"test_{name}.py"): names for names in SHARING for name in names.split()}
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not
@@ -55,8 +61,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0])
-            if file in REPLICAS:
-                return "replicas"
-            return str(file.parent if file.parent in TOGETHER else file)
+            return GROUPS.get(file) or str(file.parent if file.parent in TOGETHER else file)
 
     return ByPlace(config, log)
