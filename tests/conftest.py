@@ -2,8 +2,10 @@
 tests start ends by Ctrl-C, no garbage is looked for among imports, and which tests stay together where `make test` has
 two workers."""
 
+import functools
 import gc
 import signal
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.process import ending
 
 gc.disable()  # until all is imported: see tlt_server.process.importing
+# Each client of httpx would load all certificates anew, for 23 ms, though plain HTTP meets none.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 settings.register_profile("tlt", deadline=None)
 settings.load_profile("tlt")
 mend_torchvision()
