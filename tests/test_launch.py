@@ -9,8 +9,18 @@ from msgspec.structs import replace
 from tlt_server.config import AUTO, MTP, NONE, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
-from tlt_server.launch import CPU_FLAGS, HOST, PORT, check_named_port, compose, keep_drafter, parse
-from tlt_server.preflight import check_experts, check_models, check_port, check_threads, drafter_algorithm
+from tlt_server.keys import Keys
+from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse, serve
+from tlt_server.preflight import (
+    HOST,
+    PORT,
+    check_experts,
+    check_models,
+    check_named_port,
+    check_port,
+    check_threads,
+    drafter_algorithm,
+)
 
 TARGET, DRAFTER = map(str, default_paths())
 MODEL = ["--model-path", "some/model"]
@@ -156,11 +166,11 @@ def test_a_port_that_is_taken_is_told_before_all_else() -> None:
         port = str(taken.getsockname()[1])
         for argv in (["--port", port], [f"--port={port}", "--host", "127.0.0.1"]):
             with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1: .*Choose another"):
-                check_named_port(argv)
-        for argv in (["--port", port, "--port", "0"], ["--port", port, "--config", "f.yaml"], ["--port", "what"]):
-            check_named_port(argv)  # SGLang's parser has the word
+                serve(ServerConfig(), argv, Keys(), insecure=False)
+        for ports in ([port, "0"], ["what"]):
+            check_named_port([], ports)  # SGLang's parser has the word
     with pytest.raises(ConfigError, match="port 65536: must be below 65536"):
-        check_named_port(["--port", "65536"])
+        check_named_port([], ["65536"])
 
 
 @pytest.mark.slow

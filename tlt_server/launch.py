@@ -17,6 +17,7 @@ from tlt_server.preflight import (
     check_experts,
     check_exposure,
     check_models,
+    check_named_port,
     check_port,
     check_threads,
     drafter_algorithm,
@@ -54,8 +55,6 @@ CPU_ENVIRONMENT = {
 GPU_ENVIRONMENT = {"SGLANG_FLASHINFER_WORKSPACE_SIZE": str(2 << 30)}
 # Ranks of one machine meet on its loopback. Not NCCL's: a trainer's group may reach over several machines.
 GLOO_ON_ONE_MACHINE = ("GLOO_SOCKET_IFNAME", "lo")
-HOST, PORT = "127.0.0.1", 30000
-"""Of SGLang's, where nothing is said."""
 # The link to a drafter trainer asks these ten times a second, and would fill the log.
 QUIETLY = ["--uvicorn-access-log-exclude-prefixes", "/tlt/v1/events", "/v1/loads"]
 
@@ -252,7 +251,8 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
     Raises ConfigError: settings, models or port that cannot be used.
     Raises UnsupportedError: a combination of features that would not work.
     """
-    check_named_port(argv)
+    if not _given(argv, "--config"):  # which may name others; `prepare` sees them, seconds later
+        check_named_port(_values(argv, "--host"), _values(argv, "--port"))
     with importing():
         server_args, link = prepare(config, argv, keys, insecure=insecure)
         from sglang.launch_server import run_server
@@ -265,14 +265,6 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
         ending()
-
-
-def check_named_port(argv: Sequence[str]) -> None:
-    """Raises ConfigError for a port that is taken, seconds before SGLang is imported and its settings are read; where
-    they are not plain, as with its config file, `prepare` finds it out."""
-    hosts, ports = _values(argv, "--host") or [HOST], _values(argv, "--port") or [str(PORT)]
-    if len(hosts) == len(ports) == 1 and ports[0].isdecimal() and not _given(argv, "--config"):
-        check_port(hosts[0], int(ports[0]))
 
 
 def prepare(

@@ -9,6 +9,9 @@ from typing import Any
 from tlt_server import files
 from tlt_server.errors import ConfigError
 
+HOST, PORT = "127.0.0.1", 30000
+"""Where SGLang listens if nothing is said."""
+
 
 def read_config(model: Path) -> Mapping[str, Any]:
     """A local model folder's config.json. ConfigError: no such folder, none in it, or not a JSON object."""
@@ -109,6 +112,13 @@ def check_port(host: str, port: int) -> None:
             raise ConfigError(f"port {port}: must be below 65536") from error
         except OSError as error:
             raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error
+
+
+def check_named_port(hosts: Sequence[str], ports: Sequence[str]) -> None:
+    """As `check_port`, by what `--host` and `--port` of SGLang were given; what is no number, or several, it judges."""
+    hosts, ports = hosts or [HOST], ports or [str(PORT)]
+    if len(hosts) == len(ports) == 1 and ports[0].isdecimal():
+        check_port(hosts[0], int(ports[0]))
 
 
 def is_loopback(host: str) -> bool:
