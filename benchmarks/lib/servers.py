@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -42,6 +42,8 @@ that moment loses the request: so an idle one is kept for less."""
 
 ABORT_EVERY = 0.1
 """Seconds: an abort may overtake the request that it is for, and is said again."""
+Serving = Callable[[Sequence[str], Path], AbstractContextManager[str]]
+"""As `running_server`: from flags and a log to a URL."""
 Request = tuple[Tokens, Mapping[str, Any]]
 """Prompt and sampling parameters."""
 Answer = dict[str, Any]
