@@ -1,6 +1,7 @@
 """A drafter trainer as a server sees it: publishes drafters, and hears what becomes of them."""
 
 import json
+import multiprocessing
 import threading
 from collections.abc import Mapping
 from functools import cache
@@ -14,8 +15,7 @@ from safetensors.torch import save
 from tests.link.processes import until
 from tests.wire.children import CountingLink
 from tlt_server.demo import default_paths
-from tlt_server.wire.messages import READS_TO_TRAINER, Hello, ModelIdentity
-from tlt_server.wire.sockets import Link
+from tlt_server.wire.messages import Hello, ModelIdentity
 from tlt_server.wire.trainer import Sender
 
 
@@ -25,11 +25,13 @@ def target() -> ModelIdentity:
 
 
 class DrafterTrainer:
-    """Inside a `with`, it listens. heard: what its servers said."""
+    """Inside a `with`, it listens. tree: of its tree. heard: what its servers said. sent: chunks."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, **tree: int) -> None:
         self.heard: list[Hello] = []
-        self._sender = Sender(Link(address, READS_TO_TRAINER), target(), lambda _, hello: self.heard.append(hello))
+        self.sent = multiprocessing.get_context("spawn").Value("i", 0)
+        link = CountingLink(address, self.sent, pause=0.0)
+        self._sender = Sender(link, target(), lambda _, hello: self.heard.append(hello), **tree)
         self._thread = threading.Thread(target=self._sender.run)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], trained_on: int = 0) -> None:

@@ -8,18 +8,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from tlt_client import Client, SamplingParams, Unauthorized
 
 from tests.link.processes import MARK, links, until
 from tests.server.conftest import PROMPTS, Servers
-from tests.server.drafter_trainer import DrafterTrainer, slow_trainer
+from tests.server.drafter_trainer import DrafterTrainer, slow_trainer, target
 from tests.server.trainer import DRAFTERS, Trainer, buckets, noisy, tensors_of, while_running
+from tests.wire.children import receive
+from tests.wire.ends import HELLO
 from tlt_server.demo import default_paths
 from tlt_server.process import Running, free_port, running_module
+from tlt_server.wire.files import CHUNK_BYTES
 
 pytestmark = pytest.mark.server
 
@@ -64,9 +68,9 @@ def client(server: Running) -> Iterator[Client]:
 
 
 @contextlib.contextmanager
-def another_trainer(client: Client, address: str) -> Iterator[DrafterTrainer]:
+def another_trainer(client: Client, address: str, **tree: int) -> Iterator[DrafterTrainer]:
     """It hears the whole state of the server first."""
-    with DrafterTrainer(address) as trainer:
+    with DrafterTrainer(address, **tree) as trainer:
         until(trainer.said)
         until(lambda: client.status().trainer.connected)  # type: ignore[union-attr]
         yield trainer
@@ -100,6 +104,26 @@ def test_a_drafter_takes_over_while_rollouts_run(client: Client, address: str, t
     assert [each.tokens for each in given] == [each.tokens for each in undisturbed]
     assert any(len(each.drafter_versions) == 2 for each in given)
     assert all(len(each.weight_versions) == 1 for each in given)
+
+
+def test_of_two_servers_one_fetches_from_the_other(client: Client, address: str, tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    hello = msgspec.structs.replace(HELLO, model=target())
+    other = spawn.Process(target=receive, args=(address, theirs, hello, tmp_path / "drafters"))
+    other.start()
+    try:
+        with another_trainer(client, address, fan_out=1, pays=0) as trainer:
+            until(lambda: len({hello.server for hello in trainer.said() if hello.door}) == 2)
+            version, file = client.drafter().newest + 1, save(START)
+            trainer.publish(version, START)
+            trainer.hears(drafter_version=version, settled_drafter=version)
+            trainer.hears(newest_drafter=version, server=hello.server)
+            assert trainer.sent.value == -(-len(file) // CHUNK_BYTES)
+        assert Path(client.drafter().live.path).read_bytes() == file
+    finally:
+        ours.close()
+        other.join()
 
 
 def test_a_publication_of_the_target_is_told_once_and_shared(

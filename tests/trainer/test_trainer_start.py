@@ -19,6 +19,7 @@ from tlt_server.trainer.learn.ranks import joined
 from tlt_server.trainer.service import Parts
 from tlt_server.trainer.start import _rehearse, prepared
 from tlt_server.trainer.status import Status, shown
+from tlt_server.wire.tree import Member
 
 DEFAULTS = {"target": str(TARGET_FOLDER), "listen": "tcp://127.0.0.1:*", "features": "tcp://127.0.0.1:*"}
 
@@ -50,6 +51,8 @@ def test_flags_go_before_the_file_and_the_file_before_defaults(tmp_path: Path) -
         ('folder = "b"\nloss = "best"', "'best' - at `$.loss`"),
         ('folder = "b"\n[policy]\nmargin = -1.0', "at `$.policy.margin`"),
         ('folder = "b"\nkey = "k"', "belong together"),
+        ('folder = "b"\nfan_out = -1', "`int` >= 0 - at `$.fan_out`"),
+        ('folder = "b"\nfan_out = 17', "`int` <= 16 - at `$.fan_out`"),
         ("folder", "config file"),
     ],
 )
@@ -92,6 +95,16 @@ def test_a_rehearsal_teaches_nothing(tmp_path: Path) -> None:
         _rehearse(parts)
         assert all(map(torch.equal, before, parts.trainer.network.parameters()))
         assert parts.trainer.steps == 0
+        parts.sender.link.close()
+
+
+@pytest.mark.parametrize("fan_out", [0, 3])
+def test_the_fan_out_is_the_senders(tmp_path: Path, fan_out: int) -> None:
+    with _prepared(read(folder=str(tmp_path), fan_out=fan_out)) as parts:
+        tree = parts.sender._tree
+        tree.members |= {b"%d" % number: Member(0.0, "tcp://10.0.0.1:1", b"") for number in range(9)}
+        sources = [tree.source(peer) for peer in tree.begin(1 << 30)]
+        assert sources.count(None) == (fan_out or 9)
         parts.sender.link.close()
 
 

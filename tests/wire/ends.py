@@ -10,9 +10,17 @@ import msgspec
 from tlt_client import DrafterTrainer, DrafterUpdate
 
 from tlt_server.errors import ConfigError
-from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Buffer, Hello, Message, ModelIdentity
+from tlt_server.wire.messages import (
+    READS_TO_DOOR,
+    READS_TO_SERVER,
+    READS_TO_TRAINER,
+    Buffer,
+    Hello,
+    Message,
+    ModelIdentity,
+)
 from tlt_server.wire.server import Receiver
-from tlt_server.wire.sockets import TRAINER, Link
+from tlt_server.wire.sockets import TRAINER, CurveKeys, Link
 from tlt_server.wire.trainer import Outgoing, Sender
 
 MODEL = ModelIdentity("LlamaForCausalLM", 64, 512)
@@ -73,8 +81,9 @@ class Server(End):
         hello: Hello = HELLO,
         clock: Clock = time.monotonic,
         most: int | None = None,
+        curve: CurveKeys | None = None,
     ) -> None:
-        super().__init__(Link(address, READS_TO_SERVER, hello.server))
+        super().__init__(Link(address, READS_TO_SERVER, hello.server, curve))
         self.folder = folder
         self.heard: list[DrafterUpdate | DrafterTrainer] = []
         try:
@@ -113,12 +122,14 @@ class Server(End):
 
 
 class Trainer(End):
-    """A sender. heard: what its servers said."""
+    """A sender. heard: what its servers said. tree: of its tree."""
 
-    def __init__(self, address: str = ANY_PORT, clock: Clock = time.monotonic) -> None:
-        super().__init__(Link(address, READS_TO_TRAINER))
+    def __init__(
+        self, address: str = ANY_PORT, clock: Clock = time.monotonic, curve: CurveKeys | None = None, **tree: int
+    ) -> None:
+        super().__init__(Link(address, READS_TO_TRAINER, curve=curve))
         self.heard: list[tuple[str, Hello]] = []
-        self.sender = Sender(self.link, MODEL, lambda *heard: self.heard.append(heard), clock, CHUNK)
+        self.sender = Sender(self.link, MODEL, lambda *heard: self.heard.append(heard), clock, CHUNK, **tree)
         self.publish = self.sender.publish
 
     def step(self) -> None:
@@ -159,8 +170,15 @@ class Scripted(End):
 class Script(Scripted):
     """A trainer."""
 
+    def __init__(self, curve: CurveKeys | None = None) -> None:
+        super().__init__(Link(ANY_PORT, READS_TO_TRAINER, curve=curve))
+
+
+class Giver(Scripted):
+    """A server that others are told to fetch from."""
+
     def __init__(self) -> None:
-        super().__init__(Link(ANY_PORT, READS_TO_TRAINER))
+        super().__init__(Link(ANY_PORT, READS_TO_DOOR))
 
 
 class Asker(Scripted):

@@ -29,6 +29,7 @@ from tlt_server.wire.messages import (
     SharedFile,
     SharedName,
     SharedWanted,
+    Source,
     decode,
     encode,
 )
@@ -37,6 +38,7 @@ count = st.integers(0, 2**53 - 1)
 text = st.text(st.characters(codec="utf-8"), max_size=50)
 path = text.map(lambda said: said.replace("\0", "/"))
 digest = st.binary(min_size=32, max_size=32)
+key = st.binary(max_size=40)
 identity = st.builds(ModelIdentity, text, count, count)
 pieces = st.integers(1, 4)
 MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
@@ -54,6 +56,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         offer=st.none() | digest,
         load=st.none() | count,
         lent=st.booleans(),
+        door=text,
         devices=st.lists(text, max_size=3).map(tuple),
     ),
     ChunksWanted: st.builds(
@@ -62,7 +65,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         st.integers(0, 2**52),
         pieces,
     ),
-    Heartbeat: st.just(Heartbeat()),
+    Heartbeat: st.builds(Heartbeat, takers=st.lists(key, max_size=3).map(tuple)),
     Offer: st.builds(
         lambda n, rest, chunk_bytes, **other: Offer(
             size=(n - 1) * chunk_bytes + min(rest, chunk_bytes), chunk_bytes=chunk_bytes, digests=bytes(32 * n), **other
@@ -73,6 +76,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         version=st.integers(1, 2**53 - 1),
         trained_on=count,
         model=identity,
+        source=st.none() | st.builds(Source, text, key, pieces),
     ),
     Chunk: st.builds(Chunk, digest=digest, index=count),
     Rejected: st.builds(Rejected, reason=text),

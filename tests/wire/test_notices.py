@@ -81,9 +81,9 @@ def test_a_silent_server_is_forgotten(new_trainer: NewTrainer, new_server: NewSe
     step_until(trainer.said, trainer, server)
     trainer.publish(1, 0, drafter(1))
     step_until(lambda: trainer.is_told(newest_drafter=1), trainer, server)
-    [peer] = trainer.sender._servers
+    [peer] = trainer.sender._tree.members
     hands.now += FORGET_AFTER
     trainer.step()
-    assert not trainer.sender._servers
-    step_until(lambda: peer in trainer.sender._servers, trainer, server)
+    assert not trainer.sender._tree.members
+    step_until(lambda: peer in trainer.sender._tree.members, trainer, server)
     assert server.drafters() == [1]

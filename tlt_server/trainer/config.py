@@ -13,6 +13,7 @@ from tlt_server.trainer.learn.loop import Settings
 from tlt_server.trainer.learn.losses import TokenLoss
 from tlt_server.trainer.publish.gate import Policy
 from tlt_server.wire.sockets import CurveKeys
+from tlt_server.wire.tree import FAN_OUT
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
@@ -58,6 +59,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     features: link of features; None: the port after the control link's, or its path with `.features` after it.
     key: file of this side's CURVE certificate, the secret one; None: no encryption, so on this machine only.
     server_keys: folder of the public ones of servers that may connect.
+    fan_out: servers that fetch a drafter from the trainer, and from each server that passes it on, where there are so
+        many that this pays (wire/tree.py); 0: all fetch it from the trainer.
     host, port: of the status and the metrics, over HTTP; 0: the system chooses.
     logbooks: TensorBoard, W&B (logbooks.py), in the folder; of extras by their names.
     insecure: they may be read from other machines, which `host` lets in; nobody is asked for a key.
@@ -86,6 +89,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     features: str | None = None
     key: str | None = None
     server_keys: str | None = None
+    fan_out: Annotated[int, Meta(ge=0, le=16)] = FAN_OUT
     host: str = "127.0.0.1"
     port: Port = 30502
     logbooks: tuple[Logbook, ...] = ()

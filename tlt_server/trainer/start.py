@@ -187,8 +187,12 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             inlet=inlet,
             inbox=Inbox(inlet, model, kind, width, servers.targets),
             fetcher=fetcher,
-            sender=Sender(Link(config.listen, READS_TO_TRAINER, curve=config.curve), model, hear, fetcher=fetcher),
+            sender=Sender(_control(config), model, hear, fetcher=fetcher, fan_out=config.fan_out),
         )
+
+
+def _control(config: TrainConfig) -> Link:
+    return Link(config.listen, READS_TO_TRAINER, curve=config.curve)
 
 
 def _most_shared(model: ModelIdentity) -> int:

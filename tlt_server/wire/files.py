@@ -4,10 +4,15 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from tlt_server.errors import WireError
-from tlt_server.wire.messages import MAX_CHUNKS_WANTED, Buffer, ChunksWanted, LiveFile, Offer, SharedFile
+from tlt_server.wire.messages import MAX_CHUNKS_WANTED, Buffer, Chunk, ChunksWanted, LiveFile, Offer, SharedFile
+from tlt_server.wire.sockets import Link
+
+F = TypeVar("F", SharedFile, LiveFile)
 
 CHUNK_BYTES = 2 << 20
 """Between 1 and 4 MiB ZMQ is fastest; a larger one makes other messages wait longer."""
@@ -29,6 +34,21 @@ def chunks_of(descriptor: int, size: int, chunk_bytes: int) -> Iterator[bytes]:
     """Of an open file."""
     for start in range(0, size, chunk_bytes):
         yield os.pread(descriptor, chunk_bytes, start)
+
+
+@dataclass(frozen=True)
+class Given(Generic[F]):
+    """A file that is given out. It stays readable while it is open, whatever becomes of its name."""
+
+    header: F
+    descriptor: int
+
+    def send(self, link: Link, wanted: ChunksWanted) -> None:
+        """What is wanted of it, to the trainer."""
+        if wanted.digest == self.header.digest:
+            for index in range(wanted.start, min(wanted.stop, self.header.chunks)):
+                chunk = os.pread(self.descriptor, self.header.chunk_bytes, index * self.header.chunk_bytes)
+                link.send(Chunk(digest=wanted.digest, index=index), chunk)
 
 
 class Incoming:
@@ -67,6 +87,15 @@ class Incoming:
             file.seek(self.next * self._header.chunk_bytes)
             file.write(chunk)
         self.next, self.damaged, self._due = self.next + 1, 0, now + ASK_AGAIN
+
+    def chunk(self, index: int) -> bytes:
+        """One before `next`, read again."""
+        with self.path.open("rb") as file:
+            return os.pread(file.fileno(), self._header.chunk_bytes, index * self._header.chunk_bytes)
+
+    def again(self) -> None:
+        """What was asked for does not come."""
+        self._asked = self.next
 
     def wanted(self, now: float) -> ChunksWanted | None:
         """What to ask for now: more once half of what was asked for is here, all of it again after a silence."""

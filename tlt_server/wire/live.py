@@ -14,7 +14,7 @@ from tlt_client.schemas import DrafterVersion
 
 from tlt_server import files
 from tlt_server.errors import WireError
-from tlt_server.wire.files import MAX_DAMAGED, Incoming, chunks_of
+from tlt_server.wire.files import MAX_DAMAGED, Given, Incoming, chunks_of
 from tlt_server.wire.messages import (
     MAX_CONFIG,
     MAX_REASON,
@@ -39,13 +39,6 @@ MOST_BYTES = 64 << 30
 """Of a drafter; ten times what the largest has."""
 
 
-class _Open(NamedTuple):
-    """A file that is given out. It stays readable while it is open, whatever becomes of its name; -1: there is none."""
-
-    live: Live
-    descriptor: int = -1
-
-
 class Giver:
     """A server's side. The file is hashed in a thread, and open until it is asked for anew.
 
@@ -57,12 +50,13 @@ class Giver:
         self.drafters: Sequence[DrafterVersion] = ()
         self._link, self._chunk_bytes = link, chunk_bytes
         self._pool = ThreadPoolExecutor(1, "giving")
-        self._hashing: Future[_Open] | None = None
-        self._open = _Open(Live(version=0))
+        self._hashing: Future[tuple[Live, Given[LiveFile] | None]] | None = None
+        self._file: Given[LiveFile] | None = None
 
     def hear(self, message: LiveWanted | ChunksWanted) -> None:
         if isinstance(message, ChunksWanted):
-            self._send_chunks(message)
+            if self._file is not None:
+                self._file.send(self._link, message)
         elif self._hashing is None:
             self._hashing = self._pool.submit(_found, tuple(self.drafters), self._chunk_bytes)
 
@@ -70,29 +64,22 @@ class Giver:
         """Tells of the file once it is hashed."""
         if self._hashing is not None and self._hashing.done():
             self._close_file()
-            self._open, self._hashing = self._hashing.result(), None
-            self._link.send(self._open.live)
+            (live, self._file), self._hashing = self._hashing.result(), None
+            self._link.send(live)
 
     def close(self) -> None:
         self._pool.shutdown()
         self._close_file()
         if self._hashing is not None:
-            self._open = self._hashing.result()
+            _, self._file = self._hashing.result()
             self._close_file()
 
-    def _send_chunks(self, wanted: ChunksWanted) -> None:
-        live, descriptor = self._open
-        if live.file is not None and wanted.digest == live.file.digest:
-            for index in range(wanted.start, min(wanted.stop, live.file.chunks)):
-                chunk = os.pread(descriptor, live.file.chunk_bytes, index * live.file.chunk_bytes)
-                self._link.send(Chunk(digest=wanted.digest, index=index), chunk)
-
     def _close_file(self) -> None:
-        if self._open.descriptor >= 0:
-            os.close(self._open.descriptor)
+        if self._file is not None:
+            os.close(self._file.descriptor)
 
 
-def _found(drafters: Sequence[DrafterVersion], chunk_bytes: int) -> _Open:
+def _found(drafters: Sequence[DrafterVersion], chunk_bytes: int) -> tuple[Live, Given[LiveFile] | None]:
     """The first that can be given; in the thread."""
     reason = "no file of its drafter is known here"
     for each in drafters:
@@ -101,10 +88,10 @@ def _found(drafters: Sequence[DrafterVersion], chunk_bytes: int) -> _Open:
         except (OSError, ValueError) as error:
             reason = f"drafter {each.version}: {error}"
             log.info("it cannot be given to the trainer: %s", reason)
-    return _Open(Live(version=drafters[0].version if drafters else 0, reason=reason[:MAX_REASON]))
+    return Live(version=drafters[0].version if drafters else 0, reason=reason[:MAX_REASON]), None
 
 
-def _opened(drafter: DrafterVersion, start: Path, chunk_bytes: int) -> _Open:
+def _opened(drafter: DrafterVersion, start: Path, chunk_bytes: int) -> tuple[Live, Given[LiveFile]]:
     """OSError; ValueError: it is not one file, or that file is another by now."""
     path = Path(drafter.path)
     beside = path / "config.json"
@@ -126,7 +113,7 @@ def _opened(drafter: DrafterVersion, start: Path, chunk_bytes: int) -> _Open:
         os.close(descriptor)
         raise
     header = LiveFile(size=size, chunk_bytes=chunk_bytes, digests=b"".join(digests))
-    return _Open(Live(version=drafter.version, config=config, file=header), descriptor)
+    return Live(version=drafter.version, config=config, file=header), Given(header, descriptor)
 
 
 class Taken(NamedTuple):

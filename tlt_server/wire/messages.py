@@ -16,12 +16,12 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
 MAX_CHUNK_BYTES = 4 << 20
 """Of a chunk, and of the digests of all: enough for 256 GiB in chunks of 2 MiB."""
-MAX_NAME, MAX_REASON, MAX_DEVICES, MAX_CONFIG = 256, 2000, 64, 32 << 10
+MAX_NAME, MAX_REASON, MAX_DEVICES, MAX_CONFIG, MAX_TAKERS = 256, 2000, 64, 32 << 10, 1024
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -33,6 +33,8 @@ Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 FilePath = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 SharedName = Literal["model.embed_tokens.weight", "lm_head.weight"]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Key = Annotated[bytes, Meta(max_length=40)]
+"""A public one of CURVE's, in Z85; empty where nothing is encrypted."""
 
 
 class ModelIdentity(Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +96,7 @@ class Hello(Message, frozen=True):
     devices: `wire.devices.identity`.
     load: requests running and waiting, counted just now; None: not counted.
     lent: memory of its devices was released.
+    door: where other servers may fetch drafters from it; empty: nowhere.
     """
 
     server: Name
@@ -109,6 +112,7 @@ class Hello(Message, frozen=True):
     devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_DEVICES)] = ()
     load: Count | None = None
     lent: bool = False
+    door: Name = ""
 
 
 class SharedFile(Blob, frozen=True):
@@ -170,16 +174,27 @@ class ChunksWanted(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """In answer to each `Hello`."""
+    """In answer to each `Hello`. takers: keys of those that may fetch drafters from this server; none: nobody does."""
+
+    takers: Annotated[tuple[Key, ...], Meta(max_length=MAX_TAKERS)] = ()
+
+
+class Source(Struct, frozen=True, forbid_unknown_fields=True):
+    """A server to fetch from. level: servers that a chunk passes on its way here."""
+
+    door: Name
+    key: Key
+    level: Annotated[int, Meta(ge=1, le=MAX_TAKERS)]
 
 
 class Offer(Message, Blob, frozen=True, tag=True):
     """A drafter to fetch, one safetensors file; offered at its publication, and to each `Hello` that knows another.
-    trained_on: target version."""
+    trained_on: target version. source: where it is best fetched from; None, or if that fails: the trainer."""
 
     version: Annotated[int, Meta(ge=1, lt=1 << 53)]
     trained_on: Count
     model: ModelIdentity
+    source: Source | None = None
 
     @property
     def digest(self) -> bytes:
@@ -215,6 +230,8 @@ class Rejected(Message, frozen=True):
 
 READS_TO_TRAINER = Decoder(Hello | ChunksWanted | Shared | Live | Chunk)
 READS_TO_SERVER = Decoder(Heartbeat | Offer | Chunk | SharedWanted | LiveWanted | ChunksWanted)
+READS_TO_DOOR: Decoder[Message] = Decoder(ChunksWanted)
+READS_TO_TAKER: Decoder[Message] = Decoder(Chunk)
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A server's end of the control link: says what the server does, and fetches drafters into a folder."""
+"""A server's end of the control link: says what the server does, fetches drafters into a folder, and passes them on."""
 
 import fcntl
 import os
@@ -14,7 +14,18 @@ from tlt_client.schemas import DrafterVersion
 from tlt_server.errors import ConfigError, WireError
 from tlt_server.wire.files import CHUNK_BYTES, MAX_DAMAGED, Incoming
 from tlt_server.wire.live import Giver
-from tlt_server.wire.messages import MAX_REASON, Buffer, Chunk, ChunksWanted, Hello, LiveWanted, Offer, SharedWanted
+from tlt_server.wire.messages import (
+    MAX_REASON,
+    Buffer,
+    Chunk,
+    ChunksWanted,
+    Heartbeat,
+    Hello,
+    LiveWanted,
+    Offer,
+    SharedWanted,
+)
+from tlt_server.wire.passing import Peers
 from tlt_server.wire.sharing import Sharer
 from tlt_server.wire.sockets import TRAINER, Link
 
@@ -57,6 +68,7 @@ class Receiver:
         self._sharer, self._giver = Sharer(link, chunk_bytes), Giver(link, chunk_bytes)
         self._update: Offer | None = None
         self._incoming: Incoming | None = None
+        self._peers = Peers(link, hello.server, folder, clock)
         self._received: bytes | None = None
         self._given_up: bytes | None = None
         self._hello_due = 0.0
@@ -66,22 +78,25 @@ class Receiver:
     async def run(self) -> None:
         """Until it is cancelled, or an exception."""
         while True:
-            await self._link.arrival(LOOK_EVERY)
+            await self._link.arrival(LOOK_EVERY, *self._peers.links)
             self.step()
 
     def step(self) -> None:
-        """Handles a message that has arrived, if there is one, and does what is due."""
+        """Handles a message that has arrived on each link, if there is one, and does what is due."""
         if (arrived := self._link.receive()) is not None:
             if not self._trainer.connected and self.hello.offer == self._given_up:
                 self.hello = msgspec.structs.replace(self.hello, offer=None)  # there may be room for it by now
             self._heard = self._clock()
             self._hear(*arrived[1:])
+        if (passed := self._peers.receive()) is not None:
+            self._hear(*passed)
         now = self._clock()
         if now >= self._hello_due:
             self.change()
         is_heard = now - self._heard < SILENCE
-        if self._incoming is not None and is_heard:
+        if self._incoming is not None and (is_heard or self._peers.has_source):
             self._ask(self._incoming)
+        self._peers.give()
         self._sharer.step(self.hello)
         self._giver.step()
         self._report(connected=is_heard)
@@ -108,6 +123,7 @@ class Receiver:
         os.close(self._lock)
         self._sharer.close()
         self._giver.close()
+        self._peers.close()
         self._link.close()
 
     def _report(self, **changes: object) -> None:
@@ -123,6 +139,8 @@ class Receiver:
                 self._consider(message)
             elif isinstance(message, Chunk):
                 self._add(message, payload)
+            elif isinstance(message, Heartbeat) and (door := self._peers.let_in(message.takers)) != self.hello.door:
+                self.change(door=door)
             if isinstance(message, SharedWanted | ChunksWanted):
                 self._sharer.hear(message, self.hello)
             if isinstance(message, LiveWanted | ChunksWanted):
@@ -164,6 +182,7 @@ class Receiver:
         if incoming.missing > free:
             self._give_up(f"{self._folder} has {free} bytes free, {incoming.missing} are missing: make room")
         else:
+            self._peers.begin(incoming, update.source)
             self._go_on(incoming)
 
     def _go_on(self, incoming: Incoming) -> None:
@@ -174,8 +193,8 @@ class Receiver:
             self._finish(incoming)
 
     def _ask(self, incoming: Incoming) -> None:
-        if (wanted := incoming.wanted(self._clock())) is not None:
-            self._link.send(wanted)
+        if (wanted := incoming.wanted(self._clock())) is not None and not self._peers.ask(wanted):
+            incoming.again()
 
     def _add(self, chunk: Chunk, payload: Buffer) -> None:
         incoming = self._incoming
@@ -184,17 +203,24 @@ class Receiver:
         try:
             incoming.add(payload, self._clock())
         except WireError as error:
-            self._link.reject(TRAINER, str(error))
+            if self._peers.has_source:
+                self._peers.leave_source(str(error))
+                incoming.damaged = 0
+            else:
+                self._link.reject(TRAINER, str(error))
             if incoming.damaged == MAX_DAMAGED:
                 self._give_up(f"{error}, {MAX_DAMAGED} times")
                 return
+        else:
+            self._peers.gave(len(payload))
         self._go_on(incoming)
 
     def _finish(self, incoming: Incoming) -> None:
         update = self._update
         assert update is not None
-        path = incoming.path.rename(self._folder / f"drafter-{update.version}.safetensors")
+        path = incoming.path = incoming.path.rename(self._folder / f"drafter-{update.version}.safetensors")
         self._remove(WHOLE, keep=path)
+        self._peers.leave_source()
         self._incoming, self._received = None, incoming.digest
         self.change(newest_drafter=update.version)
         self._report(received=update.version)
@@ -206,6 +232,7 @@ class Receiver:
         assert update is not None
         incoming.path.unlink(missing_ok=True)
         self._incoming, self._given_up = None, incoming.digest
+        self._peers.end()
         self._refuse(update, reason)
 
     def _refuse(self, update: Offer, reason: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tlt_server.errors import WireError
-from tlt_server.wire.files import MAX_DAMAGED, Incoming, chunks_of
+from tlt_server.wire.files import MAX_DAMAGED, Given, Incoming, chunks_of
 from tlt_server.wire.messages import Buffer, Chunk, ChunksWanted, Hello, Shared, SharedFile, SharedWanted
 from tlt_server.wire.sockets import Link
 
@@ -26,14 +26,6 @@ ASK_EVERY = 1.0
 """Seconds, until files are asked for again that a server has not told of."""
 
 
-@dataclass
-class _Open:
-    """A file that is given out. It stays readable while it is open, whatever becomes of its name."""
-
-    header: SharedFile
-    descriptor: int
-
-
 class Sharer:
     """A server's side. Files are hashed in a thread, and open until the target is another."""
 
@@ -41,12 +33,13 @@ class Sharer:
         self._link, self._chunk_bytes = link, chunk_bytes
         self._pool = ThreadPoolExecutor(1, "sharing")
         self._version = -1
-        self._hashing: Future[list[_Open]] | None = None
-        self._files: list[_Open] = []
+        self._hashing: Future[list[Given[SharedFile]]] | None = None
+        self._files: list[Given[SharedFile]] = []
 
     def hear(self, message: SharedWanted | ChunksWanted, hello: Hello) -> None:
         if isinstance(message, ChunksWanted):
-            self._send_chunks(message)
+            for each in self._files:
+                each.send(self._link, message)
         elif message.target_version == hello.target_version and hello.shared:
             if self._version == message.target_version and self._files:
                 self._tell()
@@ -74,7 +67,7 @@ class Sharer:
         self._pool.shutdown()
         self._close_files()
 
-    def _opened(self, folder: Path) -> list[_Open]:
+    def _opened(self, folder: Path) -> list[Given[SharedFile]]:
         """In the thread."""
         found = []
         for path in sorted(folder.glob("*.safetensors")):
@@ -83,19 +76,11 @@ class Sharer:
             chunks = chunks_of(descriptor, size, self._chunk_bytes)
             digests = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
             header = {"name": path.stem, "size": size, "chunk_bytes": self._chunk_bytes, "digests": digests}
-            found.append(_Open(msgspec.convert(header, SharedFile), descriptor))
+            found.append(Given(msgspec.convert(header, SharedFile), descriptor))
         return found
 
     def _tell(self) -> None:
         self._link.send(Shared(target_version=self._version, files=tuple(each.header for each in self._files)))
-
-    def _send_chunks(self, wanted: ChunksWanted) -> None:
-        for each in self._files:
-            if each.header.digest == wanted.digest:
-                for index in range(wanted.start, min(wanted.stop, each.header.chunks)):
-                    start = index * self._chunk_bytes
-                    chunk = os.pread(each.descriptor, self._chunk_bytes, start)
-                    self._link.send(Chunk(digest=wanted.digest, index=index), chunk)
 
     def _close_files(self) -> None:
         for each in self._files:

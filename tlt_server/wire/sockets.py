@@ -3,6 +3,7 @@
 | link     | sockets                                        | what may be lost                                         |
 |----------|------------------------------------------------|----------------------------------------------------------|
 | control  | DEALER, server connects; ROUTER, trainer binds | anything: state and offers are said again every second   |
+| passing  | DEALER, server connects; ROUTER, server binds  | anything: a chunk is asked for again, then elsewhere     |
 | features | PUSH, server connects; PULL, trainer binds     | anything: a server drops and counts what cannot be sent  |
 
 Sending never blocks.
@@ -55,15 +56,26 @@ KEEPALIVE |= {"tcp_maxrt": 5000}
 whose end libzmq 4.3.5 has seen, but not read to, it aborts the process (zeromq/libzmq issues 3937 and 4364, open)."""
 
 
+class Allowed:
+    """Public keys that may connect; others from one moment to the next."""
+
+    def __init__(self) -> None:
+        self.keys: frozenset[bytes] = frozenset()
+
+    def callback(self, _: str, key: bytes) -> bool:
+        """Of pyzmq's authenticator, in its thread."""
+        return key in self.keys
+
+
 class CurveKeys(NamedTuple):
     """CURVE certificates, as `zmq.auth.create_certificates` writes them.
 
-    own: this side's, with its secret key. peers: where we bind, a folder of the public ones that may connect; where we
-    connect, the public one of the side that binds.
+    own: this side's, with its secret key. peers: where we bind, a folder of the public ones that may connect, or these
+    themselves; where we connect, the public one of the side that binds, or its key.
     """
 
     own: Path
-    peers: Path
+    peers: Path | Allowed | bytes
 
 
 class _End:
@@ -81,7 +93,7 @@ class _End:
 
     def __init__(self, address: str, kind: int, curve: CurveKeys | None, bounds: Bounds | None, **options: Any) -> None:
         _check_address(address, curve)
-        self.read = 0
+        self.read, self.curve = 0, curve
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -131,14 +143,22 @@ class _End:
             raise ConfigError(f"{curve.own} holds no secret key: name this side's own certificate, *.key_secret")
         require_private(curve.own)
         socket.curve_publickey, socket.curve_secretkey = public, secret
-        if not binds:
+        if isinstance(curve.peers, bytes):
+            socket.curve_serverkey = curve.peers
+        elif isinstance(curve.peers, Path) and not binds:
             socket.curve_serverkey = zmq.auth.load_certificate(curve.peers)[0]
-            return
-        if not zmq.auth.load_certificates(curve.peers):
-            raise ConfigError(f"no certificate (*.key) in {curve.peers}: put the public ones of the peers there")
-        socket.curve_server = True
+        else:
+            self._let_in(curve.peers)
+
+    def _let_in(self, peers: Path | Allowed) -> None:
+        if isinstance(peers, Path) and not zmq.auth.load_certificates(peers):
+            raise ConfigError(f"no certificate (*.key) in {peers}: put the public ones of the peers there")
+        self._socket.curve_server = True
         self._authenticator.start()
-        self._authenticator.configure_curve(location=curve.peers)
+        if isinstance(peers, Path):
+            self._authenticator.configure_curve(location=peers)
+        else:
+            self._authenticator.configure_curve_callback("*", peers)
 
     def _send(self, frames: Sequence[Any]) -> bool:
         """Without blocking and without a copy; False if the peer is away, or does not read."""
@@ -170,6 +190,7 @@ class Link(_End):
     name: connects, and is known to the peer as `NAME/TOKEN`; None: binds.
 
     rejected: messages dropped because they could not be read or used, by peer, as far as there are not too many.
+    key: of who sent what was received last, where it binds; empty where nothing is encrypted.
     """
 
     def __init__(
@@ -181,6 +202,7 @@ class Link(_End):
         bounds: Bounds = CONTROL,
     ) -> None:
         self.rejected: Counter[bytes] = Counter()
+        self.key = b""
         self._rejected_us: set[bytes] = set()
         self._reads, self._binds = reads, name is None
         options: dict[str, Any] = {"sndhwm": HIGH_WATER_MARK, "rcvhwm": HIGH_WATER_MARK}
@@ -192,10 +214,12 @@ class Link(_End):
             options |= {"routing_id": f"{name}/{secrets.token_hex(4)}".encode()}
             super().__init__(address, zmq.DEALER, curve, None, **options)
 
-    async def arrival(self, seconds: float) -> None:
-        """As `wait`, in an event loop; what arrives while this side sends may be noticed only after `seconds`."""
+    async def arrival(self, seconds: float, *others: "Link") -> None:
+        """As `wait`, for any of these, in an event loop; what arrives while this side sends may be noticed only after
+        `seconds`."""
         poller = zmq.asyncio.Poller()
-        poller.register(self._socket, zmq.POLLIN)
+        for each in (self, *others):
+            poller.register(each._socket, zmq.POLLIN)
         await poller.poll(int(seconds * 1000))
 
     def send(self, message: Message, payload: Buffer | None = None, to: bytes = TRAINER) -> bool:
@@ -215,6 +239,8 @@ class Link(_End):
             self.reject(peer, str(error))
             return None
         self._took(frames, proves=True)
+        if self._binds and self.curve is not None:
+            self.key = str(frames[-1].get("User-Id")).encode()
         if not isinstance(message, Rejected):
             return peer, message, payload
         if peer not in self._rejected_us and len(self._rejected_us) < MAX_PEERS_COUNTED:

@@ -4,6 +4,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+import msgspec
+
 from tlt_server.errors import WireError
 from tlt_server.wire.files import CHUNK_BYTES, digests_of
 from tlt_server.wire.messages import (
@@ -19,6 +21,7 @@ from tlt_server.wire.messages import (
 )
 from tlt_server.wire.sharing import Fetcher
 from tlt_server.wire.sockets import Link
+from tlt_server.wire.tree import FAN_OUT, PAYS, Member, Tree
 
 SILENCE = 10.0
 """Seconds without a word after which a server counts as gone; it says hello every second."""
@@ -45,7 +48,8 @@ class Outgoing:
 
 
 class Sender:
-    """Holds the latest drafter, offers it to every server, and sends the chunks that each asks for.
+    """Holds the latest drafter, offers it to every server, and sends the chunks that each asks for. Where there are
+    several, most are told to fetch it from others.
 
     All state of a transfer is the receiver's: a sender that starts anew with the same drafter goes on where it was.
 
@@ -54,6 +58,7 @@ class Sender:
     hear: called in `run`'s thread with a server's identity (`NAME/TOKEN`, new at each of its starts) and its hello.
         Must return soon.
     fetcher: of what servers on other machines share with their targets; None: nothing is fetched.
+    fan_out, pays: as `Tree`'s.
 
     dropped: messages that were neither heard nor answered with chunks. From any thread.
     """
@@ -66,11 +71,13 @@ class Sender:
         clock: Callable[[], float] = time.monotonic,
         chunk_bytes: int = CHUNK_BYTES,
         fetcher: Fetcher | None = None,
+        fan_out: int = FAN_OUT,
+        pays: int = PAYS,
     ) -> None:
         self.fetcher = fetcher
         self.link, self._model, self._hear = link, model, hear
         self._clock, self._chunk_bytes = clock, chunk_bytes
-        self._servers: dict[bytes, float] = {}
+        self._tree = Tree(fan_out, pays, clock)
         self._hellos, self._second = Counter[bytes](), 0
         self._newest = 0
         self._pending: deque[tuple[bytes, int, int]] = deque(maxlen=1)  # written by one thread, taken by another
@@ -110,15 +117,16 @@ class Sender:
         self.link.wait(seconds)
         if self._pending:
             self._update = Outgoing(*self._pending.pop(), self._model, self._chunk_bytes)
-            for peer in self._servers:
-                self.link.send(self._update.header, to=peer)
+            for peer in self._tree.begin(self._update.header.size):
+                self._offer(peer, self._update.header)
         if (arrived := self.link.receive()) is not None:
             self._handle(*arrived)
         if self.fetcher is not None:
             self.fetcher.step(self.link)
         self.dropped = self.link.read - self._served
         now = self._clock()
-        self._servers = {peer: heard for peer, heard in self._servers.items() if now - heard < SILENCE}
+        for peer in [peer for peer, member in self._tree.members.items() if now - member.heard >= SILENCE]:
+            self._tree.leave(peer)
 
     def _handle(self, peer: bytes, message: Message, payload: Buffer) -> None:
         if isinstance(message, Hello):
@@ -126,7 +134,7 @@ class Sender:
                 self.link.reject(peer, reason)
             else:
                 self._greet(peer, message)
-        elif isinstance(message, ChunksWanted) and peer in self._servers:
+        elif isinstance(message, ChunksWanted) and peer in self._tree.members:
             self._send_chunks(peer, message)
         elif isinstance(message, Shared | Chunk) and self.fetcher is not None:
             self._served += self.fetcher.hear(self.link, peer, message, payload)
@@ -144,16 +152,23 @@ class Sender:
 
     def _greet(self, peer: bytes, hello: Hello) -> None:
         self._served += 1
-        self._servers[peer] = self._clock()
-        self.link.send(Heartbeat(), to=peer)
-        if self._update is not None and self._update.digest != hello.offer:
-            self.link.send(self._update.header, to=peer)
+        is_new = peer not in self._tree.members
+        self._tree.members[peer] = Member(self._clock(), hello.door, self.link.key)
+        takers = self._tree.takers
+        self.link.send(Heartbeat(takers=takers), to=peer)
+        tells_door = is_new and takers and not hello.door  # with its next hello, and others may fetch from it at once
+        if self._update is not None and self._update.digest != hello.offer and not tells_door:
+            self._offer(peer, self._update.header)
         self._hear(peer.decode(errors="replace"), hello)
+
+    def _offer(self, peer: bytes, header: Offer) -> None:
+        self.link.send(msgspec.structs.replace(header, source=self._tree.source(peer)), to=peer)
 
     def _send_chunks(self, peer: bytes, wanted: ChunksWanted) -> None:
         update = self._update
         if update is None or wanted.digest != update.digest:
             return  # of a drafter before this one, or of an earlier life: the offer of this one is on its way
         self._served += 1
+        self._tree.failed(peer)
         for index, chunk in enumerate(update.chunks[wanted.start : wanted.stop], wanted.start):
             self.link.send(Chunk(digest=update.digest, index=index), chunk, to=peer)

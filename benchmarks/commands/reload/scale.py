@@ -2,7 +2,9 @@
 
     python -m benchmarks scale --json benchmarks/results/scale.cpu2.json
 
-Measured here: what a sender's one thread gets out to several receivers, verified at their ends, over the loopback. The
+Measured here: what a sender's one thread gets out to several receivers, verified at their ends, over this machine's
+sockets, plain and encrypted as between hosts; and how a drafter gets to eight receivers, by the star and by the tree
+that servers make of it: seconds, which the cores that all share hold, and bytes that leave the trainer. The
 rest is links: each host sends and receives at its link's rate, chunk by chunk, one after the other; a disk that all
 share has a rate of its own, and a host reads a checkpoint once. Needs neither a GPU nor a model.
 
@@ -12,28 +14,20 @@ the trainer sends to one rank, which writes, and each host reads.
 """
 
 import argparse
-import asyncio
-import multiprocessing
-import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from tlt_client import DrafterUpdate
 
 from benchmarks.lib.command import out, run
+from benchmarks.lib.fleet.receivers import sent
 from benchmarks.lib.fleet.spread import Target, by_disk, by_keeper, by_ring, spread
 from benchmarks.lib.tables import origin, table
 from tlt_server.results import Figures, Result, measured_here
-from tlt_server.wire.messages import READS_TO_SERVER, READS_TO_TRAINER, Hello, ModelIdentity
-from tlt_server.wire.server import Receiver
-from tlt_server.wire.sockets import Link
-from tlt_server.wire.trainer import Sender
+from tlt_server.wire.tree import FAN_OUT
 
-MEASURES = ("tlt_server/wire", "benchmarks/lib/fleet/spread.py")
-REPLICAS, RECEIVERS = 64, 4
+MEASURES = ("tlt_server/wire", "benchmarks/lib/fleet/spread.py", "benchmarks/lib/fleet/receivers.py")
+REPLICAS, RECEIVERS, REAL = 64, 4, 8
+WAYS = {"star": 0, "tree": FAN_OUT}
+"""Of real drafters; fan-outs."""
 LINKS = {"25g": 3.1e9, "100g": 12.5e9, "400g": 50e9}
 """Bytes a second of a host's link, each way."""
 DISK = 10e9
@@ -41,66 +35,16 @@ DISK = 10e9
 TARGETS = {"7b": Target(15.2e9, hosts=8), "32b": Target(65.5e9, hosts=32)}
 """In bfloat16; eight servers of one GPU on a host, or two of four."""
 DRAFTERS = {"500m": 0.5e9, "1g": 1e9, "2g": 2e9}
-MODEL = ModelIdentity("Qwen2ForCausalLM", 3584, 152064)
-
-
-def receive(address: str, number: int, folder: str, got: Any) -> None:
-    """A server's end, until it has a drafter."""
-    hello = Hello(
-        server=f"host{number}:30000", model=MODEL, target_version=0, weight_version="0", drafter_version=0,
-        newest_drafter=0,
-    )  # fmt: skip
-    receiver = Receiver(Link(address, READS_TO_SERVER, hello.server), hello, Path(folder) / str(number))
-
-    async def until() -> None:
-        running = asyncio.ensure_future(receiver.run())
-
-        def told(what: object) -> None:
-            if isinstance(what, DrafterUpdate):
-                got.put(time.monotonic())
-                running.cancel()
-
-        receiver.told = told
-        await asyncio.gather(running, return_exceptions=True)
-
-    try:
-        asyncio.run(until())
-    finally:
-        receiver.close()
-
-
-def sent_bytes_s(receivers: int, megabytes: int) -> float:
-    """Bytes a second that leave a sender, to so many receivers at once."""
-    file, heard = bytes(megabytes << 20), threading.Semaphore(0)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        address, got = f"ipc://{folder}/control", multiprocessing.get_context("spawn").Queue()
-        sender = Sender(Link(address, READS_TO_TRAINER), MODEL, lambda *_: heard.release())
-        thread = threading.Thread(target=sender.run)
-        thread.start()
-        processes = [
-            multiprocessing.get_context("spawn").Process(target=receive, args=(address, number, folder, got))
-            for number in range(receivers)
-        ]
-        try:
-            for process in processes:
-                process.start()
-            for _ in processes:
-                if not heard.acquire(timeout=60):
-                    raise TimeoutError("a receiver does not come")
-            began = time.monotonic()
-            sender.publish(1, 0, file)
-            ended = max(got.get(timeout=300) for _ in processes)
-        finally:
-            sender.stop()
-            thread.join()
-            for process in processes:
-                process.kill()
-                process.join()
-    return receivers * len(file) / (ended - began)
 
 
 def measure(smoke: bool) -> Figures:
-    found: Figures = {"replicas": REPLICAS, "sender_mb_s": sent_bytes_s(RECEIVERS, 32 if smoke else 256) / 1e6}
+    size = (32 if smoke else 256) << 20
+    found: Figures = {"replicas": REPLICAS, "real_receivers": REAL, "real_mb": size / 1e6}
+    for name, encrypted in (("sender_mb_s", False), ("sender_encrypted_mb_s", True)):
+        found[name] = RECEIVERS * size / 1e6 / sent(RECEIVERS, size, 0, encrypted=encrypted).seconds
+    for way, fan_out in WAYS.items():
+        found[f"real_{way}_s"], from_trainer = sent(REAL, size, fan_out)
+        found[f"real_{way}_trainer_mb"] = from_trainer / 1e6
     for link, rate in LINKS.items():
         sending = min(rate, 1e6 * found["sender_mb_s"])
         for name, size in DRAFTERS.items():
@@ -138,8 +82,14 @@ def as_table(result: Result) -> str:
         for name in TARGETS
         for way in ("ring", "disk", "keeper", "tree")
     ]
-    said = f"A sender's thread gets out {found['sender_mb_s']:,.0f} MB/s."
-    return "\n\n".join((origin(result), said, table(["seconds (of them the trainer's)", *LINKS], rows)))
+    said = (
+        f"A sender's thread gets out {found['sender_mb_s']:,.0f} MB/s, encrypted {found['sender_encrypted_mb_s']:,.0f}."
+    )
+    real = [[way, f"{found[f'real_{way}_s']:.1f}", f"{found[f'real_{way}_trainer_mb']:,.0f}"] for way in WAYS]
+    columns = [f"{found['real_mb']:,.0f} MB to {found['real_receivers']} receivers here", "s", "MB from the trainer"]
+    return "\n\n".join(
+        (origin(result), said, table(columns, real), table(["seconds (of them the trainer's)", *LINKS], rows))
+    )
 
 
 def main(argv: Sequence[str]) -> None:

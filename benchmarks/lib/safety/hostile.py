@@ -30,10 +30,12 @@ UPDATE = msgspec.structs.replace(outgoing().header, model=MODEL)
 SAID: tuple[Message, ...] = (
     HELLO,
     msgspec.structs.replace(HELLO, target_version=1, shared="/dev", drafter_version=1, settled_drafter=1, reason="no"),
-    msgspec.structs.replace(HELLO, load=3, lent=True, offer=bytes(32)),
+    msgspec.structs.replace(HELLO, load=3, lent=True, offer=bytes(32), door="tcp://127.0.0.1:1"),
     messages.ChunksWanted(digest=bytes(32), start=0, stop=1),
     messages.Heartbeat(),
+    messages.Heartbeat(takers=(b"", bytes(40))),
     UPDATE,
+    msgspec.structs.replace(UPDATE, source=messages.Source("tcp://127.0.0.1:1", b"", 1)),
     messages.Chunk(digest=bytes(32), index=0),
 )
 ROWS = Rows("r", 2**64 - 1, 3, 0, 4, 0)
