@@ -2,9 +2,15 @@
 
     python -m benchmarks history --json benchmarks/results/history.cpu2.json
     python -m benchmarks history --rollouts FILE    # JSON lines of prompt, tokens, epoch (0 or 1), as token ids
+    python -m benchmarks history --drain --workload long --json benchmarks/results/history.h200.json
 
 Costs are of the compiled index once its ring is full, in time of the processor, and of the plain one beside it. Values
 are tokens that a target's pass would have given, by replaying responses of the embedded targets, or of a dump.
+
+With --drain servers are started: groups of 16 responses, 128 at once and to natural ends, drain in two epochs by other
+seeds. Plain decoding; history alone on a server without a drafter; and the bandit without history and with it, on one
+whose drafter is fresh, then one that has lost much of what it knew; and with prompts that nobody else is asked. Who has
+history begins with none. Times are held against plain decoding of the same lengths.
 """
 
 from collections.abc import Sequence
@@ -15,8 +21,11 @@ import numpy as np
 from rich.markdown import Markdown
 from tokenizers import Tokenizer
 
-from benchmarks.lib.command import SEED, out, parser_of_one, run
+from benchmarks.lib import command
+from benchmarks.lib.command import SEED, out, parser, run
 from benchmarks.lib.history.costs import times
+from benchmarks.lib.history.drained import STATES, as_table
+from benchmarks.lib.history.drains import measured
 from benchmarks.lib.history.value import Group, read_groups, value
 from benchmarks.lib.tables import origin, table
 from benchmarks.models.workloads import WORKLOADS, Workload
@@ -30,7 +39,7 @@ from tlt_server.history.reference import PlainIndex
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 
-MEASURES = ("tlt_server/history",)
+MEASURES = ("tlt_server/history", "tlt_server/engine/decode")
 TRAFFIC = 10
 """Times its capacity that is written to an index."""
 WORDS = {"together": "all running together", "epoch": "an epoch before", "together_epoch": "both"}
@@ -135,9 +144,15 @@ def _worth(found: Figures, source: str) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = parser_of_one("history", __doc__)
-    parser.add_argument("--rollouts", type=Path, metavar="FILE", help="values of this dump, too")
-    arguments = parser.parse_args(argv)
+    flags = parser("history", __doc__)
+    flags.set_defaults(rounds=1)
+    flags.add_argument("--rollouts", type=Path, metavar="FILE", help="values of this dump, too")
+    flags.add_argument("--drain", action="store_true", help="servers drain batches; nothing else is measured")
+    flags.add_argument("--states", choices=STATES, nargs="+", default=STATES, help="of the drafter (default: all)")
+    arguments = flags.parse_args(argv)
+    if arguments.drain:
+        command.main("history", __doc__, argv, measured, as_table, flags)
+        return
 
     def measure() -> Result:
         plan = SMOKE if arguments.smoke else FULL
@@ -147,7 +162,7 @@ def main(argv: Sequence[str]) -> None:
             figures |= values(name, rolled_out(workload, plan), plan)
         for name, groups in dump.items():
             figures |= values(name, groups, plan)
-        result = results.measured_here("history", [*parser.prog.split(), *argv], figures)
+        result = results.measured_here("history", [*flags.prog.split(), *argv], figures)
         out.print(Markdown(shown(result)))
         return result
 
