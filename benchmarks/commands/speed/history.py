@@ -26,6 +26,7 @@ from benchmarks.lib.command import SEED, out, parser, run
 from benchmarks.lib.history.costs import times
 from benchmarks.lib.history.drained import STATES, as_table
 from benchmarks.lib.history.drains import measured
+from benchmarks.lib.history.host import host_figures
 from benchmarks.lib.history.value import Group, read_groups, value
 from benchmarks.lib.tables import origin, table
 from benchmarks.models.workloads import WORKLOADS, Workload
@@ -48,7 +49,7 @@ WORDS = {"together": "all running together", "epoch": "an epoch before", "togeth
 class Plan(NamedTuple):
     """capacity, of the plain index a 64th: tokens. length: of the responses that costs are of. problems: of each
     embedded target. longest: tokens of a response to them, prompt included. finished: siblings. widths: tokens verified
-    in a pass."""
+    in a pass. batches, steps: of an engine's steps, whose time on the host is taken."""
 
     capacity: int
     length: int
@@ -57,10 +58,12 @@ class Plan(NamedTuple):
     longest: int
     finished: Sequence[int] = (0, 1, 3, 7, 15)
     widths: Sequence[int] = (4, 8, 16)
+    batches: Sequence[int] = (1, 32, 128)
+    steps: int = 500
 
 
 FULL = Plan(1 << 22, 1024, 12, 16, 1536)
-SMOKE = Plan(1 << 16, 256, 1, 3, 48, finished=(0, 1), widths=(4,))
+SMOKE = Plan(1 << 16, 256, 1, 3, 48, finished=(0, 1), widths=(4,), batches=(1, 32), steps=40)
 
 
 def costs(plan: Plan) -> Figures:
@@ -125,7 +128,18 @@ def shown(result: Result) -> str:
         ],
     )
     memory = f"{found['bytes_a_token']:.1f} bytes a token of capacity, {found['bytes_a_token_kept']:.1f} of one kept."
-    return "\n\n".join((origin(result), costs, memory, *(_worth(found, name) for name in _sources(found))))
+    return "\n\n".join(
+        (origin(result), costs, memory, _host(found), *(_worth(found, name) for name in _sources(found)))
+    )
+
+
+def _host(found: Figures) -> str:
+    begin = "host_us_drafted_batch_"
+    rows = []
+    for batch in (name.removeprefix(begin) for name in found if name.startswith(begin)):
+        kinds = (f"host_us_{p99}{kind}_batch_{batch}" for kind in ("drafted", "other") for p99 in ("", "p99_"))
+        rows.append([batch, *(f"{found[kind]:.0f}" for kind in kinds)])
+    return table(["requests", "us of a step that history drafts for", "p99", "us of another step", "p99"], rows)
 
 
 def _sources(found: Figures) -> list[str]:
@@ -157,7 +171,7 @@ def main(argv: Sequence[str]) -> None:
     def measure() -> Result:
         plan = SMOKE if arguments.smoke else FULL
         dump = {"dump": read_groups(arguments.rollouts)} if arguments.rollouts else {}
-        figures = costs(plan)
+        figures = costs(plan) | host_figures(plan.capacity, plan.batches, plan.steps)
         for name, workload in WORKLOADS.items():
             figures |= values(name, rolled_out(workload, plan), plan)
         for name, groups in dump.items():
