@@ -5,7 +5,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from benchmarks.lib.history.published import GROUP, LEAST, lines, modules_of, tests_of, wheel_of
+from benchmarks.lib.history.published import GROUP, LEAST, functions_of, lines, modules_of, wheel_of
 from tlt_server.errors import ConfigError
 
 LONG = "    assert 1\n" * LEAST
@@ -15,7 +15,7 @@ def test_tests_are_taken_as_they_are_written() -> None:
     source = (
         "import x\n\n\n@slow\ndef test_a():  # why\n    assert x.y == 1\n\n\ndef helper(): ...\n\n\ndef test_b(): ...\n"
     )
-    assert tests_of(source) == ["def test_a():  # why\n    assert x.y == 1", "def test_b(): ..."]
+    assert functions_of(source) == ["def test_a():  # why\n    assert x.y == 1", "def test_b(): ..."]
 
 
 def test_groups_are_of_modules_that_both_releases_have(tmp_path: Path) -> None:

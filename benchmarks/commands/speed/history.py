@@ -27,7 +27,7 @@ from benchmarks.lib.history.costs import times
 from benchmarks.lib.history.drained import STATES, as_table
 from benchmarks.lib.history.drains import measured
 from benchmarks.lib.history.host import host_figures
-from benchmarks.lib.history.value import Group, read_groups, value
+from benchmarks.lib.history.value import FORESEEN, Group, read_groups, value
 from benchmarks.lib.tables import origin, table
 from benchmarks.models.workloads import WORKLOADS, Workload
 from tlt_server import results
@@ -109,7 +109,10 @@ def values(name: str, groups: Sequence[Group], plan: Plan) -> Figures:
         f"responses_{name}": len(responses),
         f"mean_tokens_{name}": float(np.mean([*map(len, responses)])),
     }
-    return figures | {f"tokens_a_pass_{name}_{key}": figure for key, figure in found.items()}
+    for key, figure in found.items():
+        begin = "foreseen_over_given" if key.startswith(FORESEEN) else "tokens_a_pass"
+        figures[f"{begin}_{name}_{key.removeprefix(FORESEEN)}"] = figure
+    return figures
 
 
 def shown(result: Result) -> str:

@@ -43,7 +43,7 @@ def wheel_of(folder: Path, pattern: str) -> ZipFile:
     return ZipFile(found[-1])
 
 
-def tests_of(source: str) -> list[str]:
+def functions_of(source: str) -> list[str]:
     """Each test function of a module, as it is written."""
     found = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     return [ast.get_source_segment(source, node) or "" for node in found if node.name.startswith("test_")]
@@ -52,7 +52,7 @@ def tests_of(source: str) -> list[str]:
 def modules_of(wheel: ZipFile, encode: Encode) -> dict[str, list[list[int]]]:
     """Of each test module, by its path, its tests as tokens; those that are long enough."""
     names = [name for name in wheel.namelist() if "/tests/test_" in name and name.endswith(".py")]
-    every = {name: map(encode, tests_of(wheel.read(name).decode())) for name in names}
+    every = {name: map(encode, functions_of(wheel.read(name).decode())) for name in names}
     return {name: [each for each in tests if len(each) >= LEAST] for name, tests in every.items()}
 
 
