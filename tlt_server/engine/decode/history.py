@@ -60,17 +60,17 @@ class Batch:
 class Step:
     """One that was launched. heard: which of its batch's tokens were taken in before it was credited."""
 
-    def __init__(self, batch: Batch, result: Any) -> None:
-        self.batch, self.result = batch, result
+    def __init__(self, batch: Batch, result: Any, prefill: bool) -> None:
+        self.batch, self.result, self.prefill = batch, result, prefill
         self.heard: NDArray[np.bool_] | None = None
 
     def tokens(self) -> tuple[Ints, Ints]:
-        """What a result gave each request, copied to the CPU: rows, and how many of each count. A prefill a token, a
-        decode step what it accepted."""
-        rows: Ints = self.result.next_token_ids.numpy().reshape(len(self.batch.reqs), -1)
+        """What a result gave each request: rows, and how many of each count. A prefill a token, a decode step what it
+        accepted. Under overlap they were copied to the CPU."""
+        rows: Ints = self.result.next_token_ids.cpu().numpy().reshape(len(self.batch.reqs), -1)
         rows = rows.astype(np.int32, copy=False)
         accepted = self.result.accept_lens
-        return rows, np.ones(len(rows), np.int32) if accepted is None else accepted.numpy()
+        return rows, np.ones(len(rows), np.int32) if accepted is None else accepted.cpu().numpy()
 
 
 class Histories:
@@ -110,9 +110,9 @@ class Histories:
             self._set_out(req)
             self._foresight.begun([req.req_pool_idx])
 
-    def launched(self, reqs: Sequence[Any], result: Any) -> None:
+    def launched(self, reqs: Sequence[Any], result: Any, *, prefill: bool = False) -> None:
         """A step runs; its result is credited later."""
-        self._under_way.append(Step(self._batch_of(reqs), result))
+        self._under_way.append(Step(self._batch_of(reqs), result, prefill))
 
     def credited(self, given: Sequence[tuple[Any, int]], result: Any) -> None:
         """A result has come, and is about to be appended to the output of the requests that it counts for, so many
@@ -136,27 +136,32 @@ class Histories:
 
     def _settle(self, step: Step, given: Sequence[tuple[Any, int]]) -> None:
         batch, came = step.batch, step.batch.plain
+        ended = [req for req, _ in given if req.finished_reason is not None]
+        for req in self._alone(step, given, ended):
+            self._follow(req)
+        for req in ended:
+            if self._live.get(slot := req.tlt_response.slot) is req:
+                del self._live[slot]
+            self._foresight.changed()
+        if step.prefill or step.heard is batch.plain:
+            return
         if len(given) < len(batch.reqs):
             came = came & batch.among(req for req, _ in given)
-        if batch.alone:
-            for req in [req for req, _ in given if id(req) in batch.alone]:
-                self._follow(req)
-        if ended := [req for req, _ in given if req.finished_reason is not None]:
+        if ended:
             came = came & ~batch.among(ended)
-            for req in ended:
-                self._follow(req)
-                if self._live.get(slot := req.tlt_response.slot) is req:
-                    del self._live[slot]
-            self._foresight.changed()
-        if step.heard is batch.plain:
-            return
         if step.heard is not None:
             came = came & ~step.heard
         if came.any():
-            rows, lengths = step.tokens()
-            if step.result.accept_lens is None and not all(count for _, count in given):  # a chunk of a prefill
-                lengths = np.where(batch.among(req for req, count in given if count), lengths, 0)
-            self._write(batch, came, rows, lengths)
+            self._write(batch, came, *step.tokens())
+
+    def _alone(self, step: Step, given: Sequence[tuple[Any, int]], ended: list[Any]) -> list[Any]:
+        """Whose output is looked at: of a prefill all, for a chunk gives nothing; else who may have less than came."""
+        if step.prefill:
+            return [req for req, _ in given if req.tlt_response.asked.takes_part]
+        if not step.batch.alone:
+            return ended
+        alone = step.batch.alone
+        return [req for req, _ in given if id(req) in alone or req.finished_reason is not None]
 
     def _hear(self, batch: Batch) -> None:
         """Takes in what steps under way gave these requests: under overlap the one before, which is waited for. What
