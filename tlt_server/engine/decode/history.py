@@ -42,7 +42,7 @@ class Batch:
         self.reads = np.array([each.asked.reads for each in responses], bool)
         self.reading = int(self.reads.sum())
         self.plain = np.array(
-            [each.asked.writes and not req.grammar for each, req in zip(responses, reqs, strict=True)]
+            [each.asked.writes and req.grammar is None for each, req in zip(responses, reqs, strict=True)]
         )
         alone = zip(self.plain, responses, reqs, strict=True)
         self.alone = {id(req) for plain, each, req in alone if each.asked.takes_part and not plain}
