@@ -6,7 +6,6 @@ read of it for the strategy changes nothing in it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -14,47 +13,13 @@ from numpy.typing import NDArray
 from tlt_client import schemas
 from tlt_client.schemas import HistoryLoad
 
-from tlt_server.engine.requests.remembered import Asked, asked_of, digest, prompt_of
+from tlt_server.engine.requests.remembered import Asked, Batch, Response, asked_of, digest, prompt_of
 from tlt_server.errors import ConfigError
 from tlt_server.history.compiled import make_index
 from tlt_server.history.foresight import Foresight
 from tlt_server.history.index import DEEPEST, TAIL, Drafts, Ints, no_drafts, tail_of
 
 COUNTED = ("written", "lookups", "found", "drafted", "accepted")
-
-
-class Response:
-    """Of one request, from its prefill on; a retracted one begins anew. slot: its number in the index."""
-
-    def __init__(self, asked: Asked, slot: int) -> None:
-        self.asked, self.slot = asked, slot
-
-
-class Batch:
-    """Requests that are decoded together. slots: theirs, [n]. reads: which of them do, [n]; reading: how many. plain:
-    whose tokens may be written as they come, [n]; alone: ids of others, who are followed one by one, for they do not
-    write, or a grammar may take something back."""
-
-    def __init__(self, reqs: Sequence[Any]) -> None:
-        self.reqs = tuple(reqs)
-        responses = [req.tlt_response for req in reqs]
-        self.slots = np.array([each.slot for each in responses], np.uint32)
-        self.reads = np.array([each.asked.reads for each in responses], bool)
-        self.reading = int(self.reads.sum())
-        self.plain = np.array(
-            [each.asked.writes and req.grammar is None for each, req in zip(responses, reqs, strict=True)]
-        )
-        alone = zip(self.plain, responses, reqs, strict=True)
-        self.alone = {id(req) for plain, each, req in alone if each.asked.takes_part and not plain}
-        self.all_plain = bool(self.plain.all())
-
-    def is_of(self, reqs: Sequence[Any]) -> bool:
-        return len(reqs) == len(self.reqs) and all(map(is_, reqs, self.reqs))
-
-    def among(self, reqs: Iterable[Any]) -> NDArray[np.bool_]:
-        """Which of its requests are among these."""
-        ids = set(map(id, reqs))
-        return np.array([id(req) in ids for req in self.reqs], bool)
 
 
 class Step:
