@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tlt_server.errors import ConfigError
 from tlt_server.history import compiled
 from tlt_server.history.compiled import CompiledIndex, make_index
-from tlt_server.history.index import CLASSES, LENGTHS, NOTHING, PAGE, SHARES, TAIL, VOTES, History, tail_of
+from tlt_server.history.index import CLASSES, DEEPEST, LENGTHS, NOTHING, PAGE, SHARES, TAIL, VOTES, History, tail_of
 from tlt_server.history.reference import PlainIndex
 
 Make = Callable[[int], History]
@@ -180,6 +180,35 @@ def test_rows_are_taken_as_far_as_they_count(make: Make) -> None:
     for index in (rows, packed):
         assert index.tokens == 5
         assert drafted(index, 2) == [3]
+
+
+def test_both_forms_are_one_of_many_responses() -> None:
+    """More than are looked up together, each in another place of one text."""
+    indexes = PlainIndex(200 * PAGE), CompiledIndex(200 * PAGE, ROOMY)
+    text = np.random.default_rng(0).integers(0, 50, 200)
+    for index in indexes:
+        said(index, 99, text.tolist())
+        for number in range(70):
+            said(index, number, text[number : number + 2 + number].tolist(), prompt=1 + number % 2)
+    looks = [index.look(range(70), 5, 9, RATES) for index in indexes]
+    np.testing.assert_array_equal(looks[0][1], looks[1][1])
+    for one, other in zip(looks[0][0], looks[1][0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (looks[0][0].lengths > 0).sum() > 30
+
+
+@both
+def test_a_draft_is_no_deeper_than_can_be(make: Make) -> None:
+    index = make(64 * PAGE)
+    said(index, 0, list(range(300)))
+    said(index, 1, list(range(20)))
+    assert drafted(index, 1, 100) == list(range(20, 20 + DEEPEST))
+
+
+def test_what_c_could_not_hold_is_refused() -> None:
+    index = CompiledIndex(PAGE)
+    with pytest.raises(ValueError, match="65 tokens are to be judged"):
+        index.look([], 0, DEEPEST + 1, RATES)
 
 
 @both

@@ -17,7 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tlt_server.errors import ConfigError
-from tlt_server.history.index import CLASSES, LEAST, PAGE, TAIL, VOTES, Drafts, History, Ints, Numbers, no_drafts
+from tlt_server.history.index import (
+    CLASSES,
+    DEEPEST,
+    LEAST,
+    PAGE,
+    TAIL,
+    VOTES,
+    Drafts,
+    History,
+    Ints,
+    Numbers,
+    no_drafts,
+)
 from tlt_server.history.reference import PlainIndex
 
 SOURCE = Path(__file__).with_name("index.c")
@@ -100,11 +112,13 @@ class CompiledIndex:
         self._c.index_add(self._index, place, each.ctypes.data, count, tokens.ctypes.data, width)
 
     def draft(self, responses: Numbers, most: int) -> Drafts:
-        return self._draft(responses, most, most, None, None)
+        return self._draft(responses, most, min(most, DEEPEST), None, None)
 
     def look(
         self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]
     ) -> tuple[Drafts, NDArray[np.float64]]:
+        if deepest > DEEPEST:
+            raise ValueError(f"{deepest} tokens are to be judged: at most {DEEPEST} can be")
         found = np.zeros((len(responses), deepest))
         return self._draft(responses, most, deepest, rates.ctypes.data, found.ctypes.data), found
 

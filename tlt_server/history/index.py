@@ -21,7 +21,7 @@ VOTES = 16
 LEAST = 0.1
 """Of `Drafts.chances`, at which a draft ends."""
 DEEPEST = 64
-"""Tokens that are looked for at most, where what comes is to be judged by them."""
+"""Tokens of a draft, at most."""
 MATCHED = tuple(sorted(LENGTHS))
 """Tokens that match before a drafted one, those drafted before it among them, from which on it is in the next class."""
 SHARES = (0.4, 0.6, 0.8, 0.99)
@@ -70,7 +70,7 @@ class History(Protocol):
         largest count], of which a response has the first ones of a row."""
 
     def draft(self, responses: Numbers, most: int) -> Drafts:
-        """Up to `most` tokens for each."""
+        """Up to `most` tokens for each, `DEEPEST` at most."""
 
     def look(
         self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]

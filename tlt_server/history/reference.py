@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tlt_server.history.index import (
     CLASSES,
+    DEEPEST,
     LEAST,
     LENGTHS,
     MATCHED,
@@ -147,7 +148,7 @@ class PlainIndex:
             if live:
                 drafts.matched[row], drafts.versions[row] = matched, live[0][0].version
             chance = np.float32(1)
-            for column, (token, share) in enumerate(_votes(live, most)):
+            for column, (token, share) in enumerate(_votes(live, min(most, DEEPEST))):
                 chance *= share
                 drafts.tokens[row, column], drafts.chances[row, column] = token, chance
                 drafts.lengths[row] = column + 1
