@@ -2,8 +2,10 @@
 tests start ends by Ctrl-C, no garbage is looked for among imports, and which tests stay together where `make test` has
 two workers."""
 
+import functools
 import gc
 import signal
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.process import ending
 
 gc.disable()  # until all is imported: see tlt_server.process.importing
+# Each client of httpx would load all certificates anew, for 23 ms, though plain HTTP meets none.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 settings.register_profile("tlt", deadline=None)
 settings.load_profile("tlt")
 mend_torchvision()
@@ -43,8 +47,14 @@ def pytest_unconfigure() -> None:
 
 TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}
 """Folders of which one worker has all tests: they share a build, or a cluster."""
-REPLICAS = {Path("tests/server", f"test_{name}.py") for name in ("processes", "seeds", "weight_processes")}
-"""Files that share the server that takes longest to start: its tokenizer workers import all anew."""
+SHARING = (
+    "lossless off one_sample penalties arms aborts features rollout_limits versions published metrics eras",
+    "swap target_updates weights_checker",
+    "processes seeds weight_processes control_calls whole_targets trainer_steps",
+    "vllm_rollouts vllm_transfer trainers",
+)
+"""Files of tests/server of which one worker has all tests, too: each would start the same servers again."""
+GROUPS = {Path("tests/server", f"test_{name}.py"): names for names in SHARING for name in names.split()}
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, which a run without workers needs not
@@ -55,8 +65,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0])
-            if file in REPLICAS:
-                return "replicas"
-            return str(file.parent if file.parent in TOGETHER else file)
+            return GROUPS.get(file) or str(file.parent if file.parent in TOGETHER else file)
 
     return ByPlace(config, log)

@@ -2,7 +2,7 @@
 take longer than most tests.
 
 What only a process of its own can show, its command line, its environment or its start, is shown by those that
-`tlt_server.process` starts, as in tests/server/test_keys.py and test_link.py, tests/fleet/test_real.py and the demo.
+`tlt_server.process` starts, as in tests/server/test_keys.py and test_link.py, and the demo.
 """
 
 import atexit

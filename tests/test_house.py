@@ -134,7 +134,6 @@ def test_environment_and_argv_are_read_at_the_door() -> None:
 MODULES_OF_A_FOLDER, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 14, 300, 40
 LARGER = {
     "clients/tlt_client/tlt_client/client.py": "a method for each route, each with its docstring",
-    "clients/tlt_client/tlt_client/schemas.py": "the messages of all routes",
     "clients/tlt_client/tests/sglang_stand_in.py": "one handler for all routes",
     "tlt_server/engine/cpu/tree.py:build_tree_kernel_efficient_cpu": "one kernel, with upstream's arguments",
     "tlt_server/engine/cpu/verification.py:tree_speculative_sampling_target_only": "likewise",

@@ -10,7 +10,7 @@ import pytest
 
 from tlt_server.errors import ConfigError
 from tlt_server.keys import ADMIN, API, MASK, PASSWORD, Keys, described, masked, read_private, taken_out
-from tlt_server.preflight import check_exposure, is_loopback
+from tlt_server.preflight import check_exposure, check_place, is_loopback
 from tlt_server.trainer.config import TrainConfig
 
 
@@ -124,6 +124,8 @@ def test_beyond_it_a_key_is_needed(host: str) -> None:
     check_exposure(settings(host=host), keyed=False, insecure=True)
     with pytest.raises(ConfigError, match=r"TLT_API_KEY.*--insecure"):
         check_exposure(settings(host=host), keyed=False, insecure=False)
+    with pytest.raises(ConfigError, match=r"TLT_API_KEY.*--insecure"):  # a fleet, a keeper
+        check_place(host, 0, keyed=False, insecure=False)
 
 
 @pytest.mark.parametrize(

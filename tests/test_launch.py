@@ -1,5 +1,6 @@
 """From settings and flags to SGLang's argv."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,18 @@ from msgspec.structs import replace
 from tlt_server.config import AUTO, MTP, NONE, Arm, DrafterKind, ServerConfig
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.errors import ConfigError
-from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse
-from tlt_server.preflight import check_experts, check_models, check_port, check_threads, drafter_algorithm
+from tlt_server.keys import Keys
+from tlt_server.launch import CPU_FLAGS, compose, keep_drafter, parse, serve
+from tlt_server.preflight import (
+    HOST,
+    PORT,
+    check_experts,
+    check_models,
+    check_named_port,
+    check_port,
+    check_threads,
+    drafter_algorithm,
+)
 
 TARGET, DRAFTER = map(str, default_paths())
 MODEL = ["--model-path", "some/model"]
@@ -148,6 +159,24 @@ def test_a_port_that_is_not_ours() -> None:
     check_port("127.0.0.1", 0)
     with pytest.raises(ConfigError, match="Choose another with --port"):
         check_port("192.0.2.1", 30000)
+
+
+def test_a_port_that_is_taken_is_told_before_all_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for argv in (["--port", port], [f"--port={port}", "--host", "127.0.0.1"]):
+            with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1: .*Choose another"):
+                serve(ServerConfig(), argv, Keys(), insecure=False)
+        for ports in ([port, "0"], ["what"]):
+            check_named_port([], ports)  # SGLang's parser has the word
+    with pytest.raises(ConfigError, match="port 65536: must be below 65536"):
+        check_named_port([], ["65536"])
+
+
+@pytest.mark.slow
+def test_where_sglang_listens_if_nothing_is_said() -> None:
+    settings = parse(["--model-path", TARGET, "--device", "cpu"])
+    assert (settings.host, settings.port) == (HOST, PORT)
 
 
 def test_threads_are_one_number() -> None:

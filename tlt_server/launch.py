@@ -17,6 +17,7 @@ from tlt_server.preflight import (
     check_experts,
     check_exposure,
     check_models,
+    check_named_port,
     check_port,
     check_threads,
     drafter_algorithm,
@@ -250,6 +251,8 @@ def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bo
     Raises ConfigError: settings, models or port that cannot be used.
     Raises UnsupportedError: a combination of features that would not work.
     """
+    if not _given(argv, "--config"):  # which may name others; `prepare` sees them, seconds later
+        check_named_port(_values(argv, "--host"), _values(argv, "--port"))
     with importing():
         server_args, link = prepare(config, argv, keys, insecure=insecure)
         from sglang.launch_server import run_server

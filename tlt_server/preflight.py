@@ -2,12 +2,15 @@
 
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tlt_server import files
 from tlt_server.errors import ConfigError
+
+HOST, PORT = "127.0.0.1", 30000
+"""Where SGLang listens if nothing is said."""
 
 
 def read_config(model: Path) -> Mapping[str, Any]:
@@ -105,8 +108,17 @@ def check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except OverflowError as error:
+            raise ConfigError(f"port {port}: must be below 65536") from error
         except OSError as error:
             raise ConfigError(f"port {port} on {host}: {error.strerror}. Choose another with --port") from error
+
+
+def check_named_port(hosts: Sequence[str], ports: Sequence[str]) -> None:
+    """As `check_port`, by what `--host` and `--port` of SGLang were given; what is no number, or several, it judges."""
+    hosts, ports = hosts or [HOST], ports or [str(PORT)]
+    if len(hosts) == len(ports) == 1 and ports[0].isdecimal():
+        check_port(hosts[0], int(ports[0]))
 
 
 def is_loopback(host: str) -> bool:
@@ -117,17 +129,34 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def unkeyed(host: str, *, keyed: bool) -> str | None:
+    """What is wrong where other machines reach what listens at `host`, and need show no key; None: nothing."""
+    if is_loopback(host) or keyed:
+        return None
+    return (
+        f"--host {host} lets other machines in, and no key is asked for. Give TLT_API_KEY or --api-key-file FILE, "
+        "or take --host 127.0.0.1"
+    )
+
+
+def check_place(host: str, port: int, *, keyed: bool, insecure: bool) -> None:
+    """Raises ConfigError: others could use what is to listen there, unless `insecure`; or the port is not to be had."""
+    refuse([unkeyed(host, keyed=keyed)], insecure=insecure)
+    check_port(host, port)
+
+
+def refuse(faults: Sequence[str | None], *, insecure: bool) -> None:
+    """Raises ConfigError, with all ways in that were found, unless `insecure`."""
+    if (found := [fault for fault in faults if fault]) and not insecure:
+        raise ConfigError(f"{'; '.join(found)}. On a network that you trust with all of this machine: --insecure")
+
+
 def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
     """Raises ConfigError where SGLang's settings let others in, unless `insecure`: what is open, and what closes it."""
     local = is_loopback(settings.host)
     grpc = bool(settings.grpc_port or settings.smg_grpc_mode or settings.grpc_mode)
     spread = settings.nnodes > 1 or settings.disaggregation_mode != "null" or settings.encoder_only
     openings = [
-        (
-            f"--host {settings.host} lets other machines in, and no key is asked for. Give TLT_API_KEY or "
-            "--api-key-file FILE, or take --host 127.0.0.1",
-            not local and not keyed,
-        ),
         ("gRPC asks for no key: drop its flags, or take --host 127.0.0.1 without a key", grpc and (keyed or not local)),
         (
             "SGLang's processes on several machines (--nnodes, --disaggregation-mode, --encoder-only) run what they "
@@ -140,8 +169,7 @@ def check_exposure(settings: Any, *, keyed: bool, insecure: bool) -> None:
         ),
     ]
     open_to = [fault for fault, there in openings if there]
-    if open_to and not insecure:
-        raise ConfigError(f"{'; '.join(open_to)}. On a network that you trust with all of this machine: --insecure")
+    refuse([unkeyed(settings.host, keyed=keyed), *open_to], insecure=insecure)
 
 
 def check_threads(threads: str) -> None:

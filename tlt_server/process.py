@@ -104,7 +104,7 @@ def await_answer(process: Child, url: str, log: Path, timeout: float) -> None:
             with contextlib.suppress(httpx.TransportError):
                 if client.get(url).status_code == 200:
                     return
-            time.sleep(0.2)
+            time.sleep(0.05)
     raise ServerFailed(f"the server did not answer within {timeout:.0f} s:\n{tail(log)}")
 
 

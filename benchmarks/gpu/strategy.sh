@@ -4,7 +4,7 @@
 # OUT gets each stage's result, what it printed and the end of each server's log. A stage whose result is there is left
 # out, so that a command that was broken off goes on; SECONDS_AT_MOST ends all as Ctrl-C does. MODELS is where models are
 # made and kept. Hosts of several GPUs run a stage on each: CUDA_VISIBLE_DEVICES, and taskset for cores of its own. Stages:
-#   costs       a step of plain decoding, of off and of one arm, kernel by kernel    costs_long  at 32,000 tokens
+#   costs       a step of plain decoding, of off and of one arm, kernel by kernel    costs_long  at 31,000 tokens
 #   switching   answers, costs, graphs
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
 #   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
@@ -47,7 +47,7 @@ join() {
 for stage in "$@"; do
   case $stage in
     costs) measure profile.h200 profile "${long[@]}" "${peer[@]}" --arm 3,1,4 --batches 1 32 128 --traces "$out/traces" ;;
-    costs_long) measure profile_long profile "${long[@]}" --arm 3,1,4 --batches 1 4 --context 32000 --traces "$out/traces_long" ;;
+    costs_long) measure profile_long profile "${long[@]}" --arm 3,1,4 --batches 1 4 --context 31000 --traces "$out/traces_long" ;;
     history) measure history.h200 history --drain "${long[@]}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;

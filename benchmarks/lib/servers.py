@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -42,6 +42,8 @@ that moment loses the request: so an idle one is kept for less."""
 
 ABORT_EVERY = 0.1
 """Seconds: an abort may overtake the request that it is for, and is said again."""
+Serving = Callable[[Sequence[str], Path], AbstractContextManager[str]]
+"""As `running_server`: from flags and a log to a URL."""
 Request = tuple[Tokens, Mapping[str, Any]]
 """Prompt and sampling parameters."""
 Answer = dict[str, Any]
@@ -90,10 +92,12 @@ class Server:
 
         with ThreadPoolExecutor(at_once) as pool:
             loops = [pool.submit(ask, number) for number in range(at_once)]
-            time.sleep(seconds)
-            ended.set()
-            while wait(loops, ABORT_EVERY).not_done:
-                self.http.post(f"{self.url}/abort_request", json={"abort_all": True}).raise_for_status()
+            try:
+                time.sleep(seconds)
+            finally:  # after Ctrl-C too: the loops would go on, and the pool wait for them
+                ended.set()
+                while wait(loops, ABORT_EVERY).not_done:
+                    self.http.post(f"{self.url}/abort_request", json={"abort_all": True}).raise_for_status()
         for loop in loops:
             if error := loop.exception():  # the network's edge, as in `_post`
                 logging.warning("a closed loop broke off: %s", error)

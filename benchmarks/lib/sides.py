@@ -36,7 +36,7 @@ PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allre
 NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
 OVERHEAD_GB = {
-    "gpu": {"plain": 5, "speculation": 8, "further_arm": 0.75},
+    "gpu": {"plain": 5, "speculation": 8, "further_arm": 1.5},
     "cpu": {"plain": 1.5, "speculation": 1.5, "further_arm": 0},
 }
 LOG_INTERVAL = 8  # decode steps that the server sums up in one line of its log

@@ -26,7 +26,7 @@ from tlt_server.process import free_port
         (["--member", "localhost:1"], "--member localhost:1: must begin with http"),
         (["--member", "http://a:1", "--router", "b:2"], "--router b:2: must begin with http"),
         (["--member", "http://a:1", "--tp-size", "2"], "--tp-size: a flag of `tlt-server serve`"),
-        (["--member", "http://a:1", "--host", "0.0.0.0"], "--host 0.0.0.0: others could use the fleet"),
+        (["--member", "http://a:1", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(flags: list[str], said: str) -> None:

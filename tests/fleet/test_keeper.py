@@ -1,5 +1,6 @@
 """A keeper: a real one behind a front over stand-ins, and a trainer whose group it is the one rank of."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -139,8 +141,13 @@ Process = tuple[str, "subprocess.Popen[bytes]"]
 
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with keeping(tmp_path_factory.mktemp("keepers") / "first") as started:
+        yield started
+
+
+@contextlib.contextmanager
+def keeping(folder: Path) -> Iterator[Process]:
     """Its URL, and its process."""
-    folder = tmp_path_factory.mktemp("keeper")
     url, log = f"http://127.0.0.1:{(port := free_port())}", folder / "log"
     command = [sys.executable, "-m", "tlt_server", "keeper", "--model-path", str(base(folder / "model"))]
     with log.open("wb") as out:
@@ -276,6 +283,27 @@ def test_what_cannot_be_is_refused_in_a_line(keeper: Process) -> None:
         answer = httpx.post(keeper[0] + path, json=body)
         assert (answer.status_code, said in answer.json()["message"]) == (400, True), (path, answer.text)
     assert answers(keeper[0])
+
+
+@pytest.mark.slow
+def test_a_keeper_that_dies_once_members_read_takes_nothing_back(kept: WithKeeper, tmp_path: Path) -> None:
+    with keeping(tmp_path / "keeping") as (url, process), Client(kept.url) as client, ThreadPoolExecutor(1) as pool:
+        kept.start_with(url, "a")
+        group = client.init_weights_update_group(backend="gloo")
+        client.pause_generation("in_place")
+        client.update_weights_from_distributed(group, tensors(1.0), "one")
+        kept.fault("a", "apply", "stop")
+        going_on = pool.submit(client.continue_generation)
+        member = psutil.Process(kept.processes["a"].pid)
+        wait_for(lambda: member.status() == psutil.STATUS_STOPPED, kept.seen)
+        process.kill()
+        process.wait()
+        member.resume()
+        going_on.result()
+    assert (kept.active, kept.seen()["weight_version"]) == ({"a": dict.fromkeys(NAMES, 1.0)}, "one")
+    (told,) = [event for event in kept.seen()["events"] if event["kind"] == "keeper_failed"]
+    assert "is gone" in told["detail"]
+    assert not kept.seen()["paused"]
 
 
 @pytest.mark.slow

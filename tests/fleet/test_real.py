@@ -18,6 +18,7 @@ from tlt_grpo.log import Line, Step
 from tlt_grpo.train import train
 
 from tests.fleet.conftest import NO_KEYS, Fleet, wait_for
+from tests.server.warm import warm_process
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
 from tlt_server.fleet.front import Beside, Front
@@ -43,8 +44,7 @@ class Real(Fleet):
     def serve(self, name: str) -> None:
         """Starts one."""
         flags, log = ["--max-total-tokens", "4096", "--max-running-requests", "8"], self.folder / f"{name}.log"
-        starting = running_module(["tlt_server", "serve"], flags, log, start_timeout=300)
-        self.urls[name], self.pids[name] = self.stack.enter_context(starting)
+        self.urls[name], self.pids[name] = self.stack.enter_context(warm_process(flags, log))
         self.processes[name] = None  # type: ignore[assignment]  # the stack ends it
 
 

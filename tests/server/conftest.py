@@ -47,7 +47,6 @@ VLLM = ["--tlt-config", str(HERE / "vllm.toml")]
 CONFIGS: dict[str, list[str]] = {
     **DRAFTING,
     "plain": ["--no-speculation"],
-    "plain-workers": ["--no-speculation", "--tokenizer-worker-num", "2"],
     **SWITCHING,
     "two-ranks": [*EAGLE3, *SEVERAL, *TAPPED, "--tp-size", "2"],
     "history": ["--drafter", "none", *HISTORY, "--arm", "history:3"],

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -95,3 +96,10 @@ def test_two_servers_on_one_port(url: str) -> None:
     assert f"port {port} on 127.0.0.1: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
     assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+
+
+def test_who_asks_for_its_health_waits_for_one_token(url: str) -> None:
+    """Upstream's answer never comes within a second."""
+    answers = [httpx.get(f"{url}/health", timeout=30) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert min(answer.elapsed for answer in answers) < timedelta(seconds=0.9)

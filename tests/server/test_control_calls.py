@@ -33,7 +33,7 @@ def at_once(*calls: Callable[[], httpx.Response]) -> list[int]:
         return [answer.result().status_code for answer in [pool.submit(call) for call in calls]]
 
 
-@pytest.mark.parametrize("config", ["eagle-chain", "plain-workers"])
+@pytest.mark.parametrize("config", ["eagle-chain", "two-replicas"])
 def test_calls_at_once_are_each_answered(trainer: Trainer, url: str, config: str, tmp_path: Path) -> None:
     name = trainer.http.get("/v1/models").json()["data"][0]["id"]
     moved = noisy(TARGET, tmp_path / "moved", seed=4)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.lib.safety.gadgets import measure
 from tests.server.conftest import EAGLE3, RANKS_APART, Servers
+from tests.server.warm import warm_process, warm_server
 from tlt_server.process import free_port, running_module
 
 pytestmark = pytest.mark.server
@@ -89,12 +90,7 @@ def test_ranks_meet_on_loopback_and_wait_for_no_trainer_for_ever(servers: Server
     servers.close()
     environment = RANKS_APART | {"TLT_API_KEY": CLIENT}
     flags = [*EAGLE3, "--tp-size", "2", "--host", "0.0.0.0"]
-    with running_module(
-        ["tlt_server", "serve"], flags, tmp_path / "log", start_timeout=180, environment=environment
-    ) as (
-        url,
-        pid,
-    ):
+    with warm_process(flags, tmp_path / "log", environment) as (url, pid):
         first = psutil.Process(pid)
         found = listeners([first, *first.children(recursive=True)])
         beyond = {(ip, port) for ip, port in found if ip != "127.0.0.1"}
@@ -109,4 +105,4 @@ def test_ranks_meet_on_loopback_and_wait_for_no_trainer_for_ever(servers: Server
 
 def test_no_gadget_runs_over_http(servers: Servers, tmp_path: Path) -> None:
     servers.close()
-    assert measure(60, 1, tmp_path) == {"gadgets_tried": 60, "gadgets_run": 0, "legitimate_refused": 0}
+    assert measure(60, 1, tmp_path, warm_server) == {"gadgets_tried": 60, "gadgets_run": 0, "legitimate_refused": 0}

@@ -10,8 +10,8 @@ from tlt_client import Client, SamplingParams, StrategyUpdate, VersionConflict
 from tlt_client.schemas import Arm, SelectionBucket
 
 from tests.server.conftest import DRAFTING, PROMPTS
-from tests.server.test_lossless import CASES, LEAST_P, law_of
-from tlt_server.demo.lossless import Tokens, enumerate_law, p_value
+from tests.server.test_one_sample import asked, check
+from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 
 pytestmark = pytest.mark.server
@@ -121,16 +121,13 @@ def test_the_drafter_catches_up_after_a_long_stretch(speculating: Client, refere
 
 
 @pytest.mark.server("eagle-chain")
-def test_off_samples_by_the_one_law(speculating: Client, reference: Reference) -> None:
+def test_off_samples_what_speculation_does(speculating: Client, reference: Reference) -> None:
     """Requests of one kind, which need no filters, and of all kinds in one batch."""
     speculating.set_strategy(OFF)
-    prompt, tokens = PROMPTS[0], reference.tokens(PROMPTS[0])
-    for kinds in ([CASES["temperature 1.7"]], list(CASES.values())):
-        each = [SamplingParams(max_new_tokens=4, ignore_eos=True, **kind) for kind in kinds]
-        rollouts = speculating.generate_batch([prompt] * (120 * len(each)), each * 120)
-        for k, kind in enumerate(kinds):
-            law = enumerate_law(law_of(reference, kind), tokens, 4, rarest=1e-4)
-            assert p_value([rollout.tokens for rollout in rollouts[k :: len(kinds)]], law) > LEAST_P, kind
+    prompts, of_all_kinds = asked(24)
+    of_one = [SamplingParams(max_new_tokens=60, temperature=1.7, sampling_seed=place) for place in range(24)]
+    for params in (of_one, of_all_kinds):
+        check(reference, prompts, params, speculating.generate_batch(prompts, params))
 
 
 @pytest.mark.server("plain")

@@ -72,17 +72,17 @@ def check(reference: Reference, prompts: list[str], params: list[SamplingParams]
 
 @pytest.mark.parametrize("config", [*DRAFTING, "plain"])
 def test_speculation_changes_no_token(client: Client, reference: Reference) -> None:
-    prompts, params = asked(42)
+    prompts, params = asked(32)
     rollouts = client.generate_batch(prompts, params)
     check(reference, prompts, params, rollouts)
-    assert sum(len(rollout.tokens) for rollout in rollouts) > 42 * 10
+    assert sum(len(rollout.tokens) for rollout in rollouts) > 32 * 10
 
 
 @pytest.mark.parametrize("config", ["eagle-arms", "eagle3-arms", "tight-arms", "two-ranks"])
 def test_nor_does_another_arm_at_every_step(client: Client, reference: Reference, config: str) -> None:
     """Or off, under chunked prefills, retractions, or on two ranks."""
     client.set_strategy(ANY_ARM)
-    prompts, params = asked(21 if config == "two-ranks" else 63)
+    prompts, params = asked(16 if config == "two-ranks" else 32)
     check(reference, prompts, params, client.generate_batch(prompts, params))
 
 

@@ -30,7 +30,7 @@ from tests.server.trainer import (
 pytestmark = pytest.mark.server
 
 GREEDY = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
-SWAPS = {"eagle-chain": 200, "eagle3-tree": 100}
+SWAPS = {"eagle-chain": 60, "eagle3-tree": 40}
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)

@@ -171,7 +171,7 @@ def test_what_would_end_the_server_is_answered(trainer: Trainer, url: str) -> No
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_flush_with_requests_running(trainer: Trainer, url: str, mode: str) -> None:
     """They are retracted, the cache is emptied, they go on; and every one says what it would have said."""
-    sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": 250, "ignore_eos": True}
     body = {"text": PROMPTS, "sampling_params": sampling}
 
     def rollouts() -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ def test_a_flush_with_requests_running(trainer: Trainer, url: str, mode: str) ->
 
     def updates() -> None:
         for _ in range(3):
-            time.sleep(0.3)
+            time.sleep(0.15)
             trainer.post("/pause_generation", mode=mode).raise_for_status()
             send(trainer, "disk", TARGET)  # flush_cache is true where nothing is said
             trainer.post("/continue_generation").raise_for_status()

@@ -302,7 +302,8 @@ def rollout(vllm: Vllm) -> Iterator[Callable[[], dict[str, Any]]]:
     found: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: found.append(vllm.post("/generate", text="7*8", sampling_params=params)))
     thread.start()
-    time.sleep(0.5)
+    while not vllm.http.get("/tlt/v1/status").json()["load"]["running"]:
+        time.sleep(0.01)
 
     def answer() -> dict[str, Any]:
         thread.join(60)

@@ -101,7 +101,8 @@ class Control:
         if (reply is None or reply.ok) and keeper.publishes(call.kind, paused=self.fleet.under_way.paused):
             path, reading = await keeper.whole()
             done = await self._carried_out(await self._begun("POST", "/update_weights_from_disk", reading, headers))
-            await keeper.settle(path, refused=not done.ok)
+            if (why := await keeper.settle(path, refused=not done.ok)) is not None:
+                self.fleet.tell("keeper_failed", None, why, time.time())
             if not done.ok:
                 return done
             if reply is not None:

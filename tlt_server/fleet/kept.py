@@ -62,30 +62,38 @@ class Keeper:
         path, body = str(said["path"]), {"model_path": str(said["path"]), "flush_cache": True}
         return path, msgspec.json.encode(body | ({"weight_version": self._named} if self._named else {}))
 
-    async def settle(self, path: str, *, refused: bool) -> None:
-        """Members have read it, or refused it, and nothing of it is staged any more."""
+    async def settle(self, path: str, *, refused: bool) -> str | None:
+        """Members have read it, or refused it, and nothing of it is staged any more. What is wrong with the keeper, if
+        anything: it has only old folders to remove, and what members have, they have."""
         self.staged, self._named = False, None
         body = msgspec.json.encode({"path": path, "refused": refused})
-        await self._links.ask(self.url, "POST", "/tlt/v1/keeper/settle", body, within_s=self._within_s)
+        try:
+            reply = await self._links.ask(self.url, "POST", "/tlt/v1/keeper/settle", body, within_s=self._within_s)
+        except ServerFailed as error:  # the network's edge
+            return self._gone(error)
+        return None if reply.ok else self._answered(reply)
 
     async def _passed(self, call: Call, method: str, target: str, body: bytes, told: Said, headers: Headers) -> Reply:
         try:
             reply = await self._links.ask(self.url, method, target, body, headers)
         except ServerFailed as error:
-            self._joined = self.staged = self._opened = False
-            raise ServerFailed(
-                f"the keeper at {self.url} is gone ({error}): start it again, and init the trainer's group again"
-            ) from error
+            raise ServerFailed(self._gone(error)) from error
         if reply.ok and call.kind in (Kind.GROUP, Kind.LEAVE):
             self._joined, self.staged = call.kind is Kind.GROUP, False
         elif reply.ok:
             self.staged, self._named = True, name_of(told) or self._named
         return reply
 
+    def _gone(self, error: ServerFailed) -> str:
+        """What is to be said of it."""
+        self._joined = self.staged = self._opened = False
+        return f"the keeper at {self.url} is gone ({error}): start it again, and init the trainer's group again"
+
+    def _answered(self, reply: Reply) -> str:
+        return f"the keeper at {self.url} answers {reply.status}: {reply.body[:300].decode(errors='replace')}"
+
     def _read(self, reply: Reply) -> dict[str, Any]:
         if not reply.ok:
-            raise ServerFailed(
-                f"the keeper at {self.url} answers {reply.status}: {reply.body[:300].decode(errors='replace')}"
-            )
+            raise ServerFailed(self._answered(reply))
         said: dict[str, Any] = msgspec.json.decode(reply.body)
         return said

@@ -42,10 +42,12 @@ MEASURES = ("tlt_server/engine/decode", "tlt_server/engine/graphs", "tlt_server/
 ARMS = (*CHAINS, Arm(11, 1, 12), Arm(15, 1, 16), Arm(5, 4, 16), Arm(8, 4, 16), Arm(8, 4, 32))
 CPU_ARMS = (*CHAINS[:3], Arm(3, 2, 6))
 CPU_BATCHES = (1, 2, 4, 8)
-NATURAL_SECONDS, SMOKE_SECONDS = 3.0, 4.0  # of a visit
+NATURAL_SECONDS = {64: 3.0, 256: 6.0}  # of a visit, up to so many requests: more begin and end in waves
+SMOKE_SECONDS = 4.0
 NATURAL_HELD = 512  # tokens of KV cache a request: a few are far longer while most have ended
 NATURAL_LEAST = 16_384  # and at least, for one that runs on
 NATURAL_PEERS = {Arm(3, 1, 4): 512, Arm(7, 1, 8): 64}  # SGLang's, each up to so many requests: more would not fit
+NATURAL_ADAPTIVE = 64  # and its adaptive mode
 ADAPTIVE = "upstream_adaptive"
 BANDIT = "bandit"
 LEARN = ("paper", BANDIT)
@@ -163,7 +165,8 @@ def load_of(prompts: Sequence[Tokens], smoke: bool) -> Load:
 
 def natural_load(models: Models, batch: int, smoke: bool) -> Load:
     """So many requests in flight, of the same problems in the same order for every side."""
-    seconds = SMOKE_SECONDS if smoke else NATURAL_SECONDS
+    seconds = next(each for most, each in NATURAL_SECONDS.items() if batch <= most)
+    seconds = SMOKE_SECONDS if smoke else seconds
     return Load(f"batch_{batch}", models.prompts(2 * max(BATCHES)), models.workload.longest, closed=(batch, seconds))
 
 
@@ -197,7 +200,8 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     if natural:
         # SGLang's own plain decoding is the base: a server of ours beside it would not fit
         plain = replace(group[0], upstream=bool(arguments.upstream))
-        group = [plain, *(side for side in group[1:] if side.name != "paper")]
+        left_out = ["paper"] if max(batches) <= NATURAL_ADAPTIVE else ["paper", ADAPTIVE]
+        group = [plain, *(side for side in group[1:] if side.name not in left_out)]
     rounds = 1 if arguments.smoke else arguments.rounds
     for number, found in enumerate(measuring([group], loads, site, rounds, race=True), 1):
         known = {" ".join(turn): reports for turn, reports in found[0].selections.items() if reports}

@@ -55,14 +55,15 @@ QUESTIONS = (
         ],
     ),
     Question(
-        "How much sooner is a batch of rollouts done?",
+        "How much sooner is a batch of rollouts done, to natural ends?",
         "drain.h200",
         "strategy.md#drain",
         [
-            ("bandit over plain decoding, 128 requests", "drain_speedup_128", "{:.2f}"),
-            ("bandit over plain decoding, 512 requests", "drain_speedup_512", "{:.2f}"),
-            ("bandit over SGLang's adaptive mode, 128 requests", "drain_ratio_to_adaptive_128", "{:.2f}"),
-            ("bandit over an oracle, 128 requests", "drain_ratio_to_oracle_128", "{:.3f}"),
+            ("bandit over plain decoding, 32 requests", "drain_natural_speedup_32", "{:.2f}"),
+            ("the same, with nothing learned before", "drain_natural_cold_speedup_32", "{:.2f}"),
+            ("bandit over the best arm by itself", "drain_natural_over_static_32", "{:.3f}"),
+            ("bandit over plain decoding, 128 requests", "drain_natural_speedup_128", "{:.2f}"),
+            ("bandit over plain decoding, 512 requests", "drain_natural_speedup_512", "{:.2f}"),
         ],
     ),
     Question(

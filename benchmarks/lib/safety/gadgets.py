@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.lib.safety.chains import gadgets, text
+from benchmarks.lib.servers import Serving
 from tlt_server.demo import default_paths
 from tlt_server.process import running_server
 from tlt_server.results import Figures
@@ -30,11 +31,11 @@ NORM = "model.norm.weight"
 WEIGHTS = "sglang.srt.model_executor.model_runner_components.weight_updater"
 
 
-def measure(count: int, seed: int, logs: Path) -> Figures:
+def measure(count: int, seed: int, logs: Path, serving: Serving = running_server) -> Figures:
     """Sends one server `count` payloads that do harm, in an order drawn from `seed`, and each kind that does none."""
     draw, folder = Random(seed), logs / "gadgets"
     folder.mkdir()
-    with running_server([], logs / "server.log") as url, httpx.Client(base_url=url, timeout=60) as http:
+    with serving([], logs / "server.log") as url, httpx.Client(base_url=url, timeout=60) as http:
         with listening(folder / "socket") as (port, path, connections):
             prepared = list(gadgets(folder, port, path))
             for number in range(count):

@@ -19,11 +19,12 @@ import torch
 
 from benchmarks.lib.reload.trainer import Trainer
 from benchmarks.lib.reload.weights import noisy, tensors_of
+from benchmarks.lib.servers import Serving
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
 from tlt_server.demo.task import problems
-from tlt_server.process import running_module
+from tlt_server.process import running_server
 from tlt_server.results import Figures
 
 SIDES = {"chain": ["--arm", "3,1,4"], "plain": ["--no-speculation"]}
@@ -115,16 +116,15 @@ class Asked:
 
 
 @contextmanager
-def serving(side: str, logs: Path) -> Iterator[Trainer]:
+def training(side: str, logs: Path, serving: Serving) -> Iterator[Trainer]:
     """A server's trainer."""
-    log = logs / f"prefixes-{side}.log"
-    with running_module(["tlt_server", "serve"], [*SIDES[side], *FLAGS], log, start_timeout=180) as server:
-        trainer = Trainer(server.url)
+    with serving([*SIDES[side], *FLAGS], logs / f"prefixes-{side}.log") as url:
+        trainer = Trainer(url)
         yield trainer
         trainer.close()
 
 
-def measure(count: int, seed: int, logs: Path) -> Figures:
+def measure(count: int, seed: int, logs: Path, serving: Serving = running_server) -> Figures:
     """`prefix_publications`: targets published in place without a flush. `stale_prefixes`: answers after one that read
     what others had left, or were not of the weights in force."""
     rng, stale = random.Random(seed), 0
@@ -132,7 +132,7 @@ def measure(count: int, seed: int, logs: Path) -> Figures:
     with tempfile.TemporaryDirectory(prefix="tlt-targets-") as scratch:
         targets = Targets(Path(scratch), seed)
         for side in SIDES:
-            with serving(side, logs) as trainer:
+            with training(side, logs, serving) as trainer:
                 asked = Asked(trainer, targets, rng)
                 stale += sum(asked.stale((i + 1) % len(targets.folders)) for i in range(made[side]))
     return {"prefix_publications": sum(made.values()), "stale_prefixes": stale}

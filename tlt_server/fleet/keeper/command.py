@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tlt_server.errors import ConfigError
 from tlt_server.keys import Keys
-from tlt_server.preflight import check_port, is_loopback
+from tlt_server.preflight import check_place
 
 _out = Console(highlight=False, soft_wrap=True)
 
@@ -25,9 +25,7 @@ def keeper(
 ) -> None:
     """Receive a trainer's broadcasts for a fleet, so that no member that ends takes the trainer's group with it."""
     keys = Keys.read(api_key_file, admin_api_key_file)
-    if not is_loopback(host) and not keys.api and not insecure:
-        raise ConfigError(f"--host {host}: others could send weights. Give --api-key-file, or --insecure")
-    check_port(host, port)
+    check_place(host, port, keyed=bool(keys.api), insecure=insecure)
     import torch
     from aiohttp import web
 

@@ -15,7 +15,7 @@ from tlt_server.fleet.front import ALONE, Beside, Front
 from tlt_server.fleet.links import Limits
 from tlt_server.fleet.members import Event, Fleet, State
 from tlt_server.keys import Keys
-from tlt_server.preflight import check_port, is_loopback
+from tlt_server.preflight import check_place
 
 Say = Callable[[str], None]
 TURN_S = 0.2
@@ -56,9 +56,7 @@ class Wanted:
         for flag, url in [("--member", url) for url in self.members] + beside:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{flag} {url}: must begin with http:// or https://")
-        if not is_loopback(self.host) and not keys.api and not self.insecure:
-            raise ConfigError(f"--host {self.host}: others could use the fleet. Give --api-key-file, or --insecure")
-        check_port(self.host, self.port)
+        check_place(self.host, self.port, keyed=bool(keys.api), insecure=self.insecure)
 
 
 def run(wanted: Wanted, keys: Keys, say: Say) -> None:

@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 SENT_S = 60.0
 """How long a broadcast may still take here when the server says that it has all of it."""
+LATE_S = 1.5
+"""How much later than it is told torch's store gives up, which counts whole seconds. Its thread is waited for: one that
+comes back while the interpreter ends has the whole process aborted ("terminate called without an active exception")."""
 
 
 class WeightsUpdateGroup:
@@ -107,7 +110,7 @@ class Opening:
     def group(self) -> WeightsUpdateGroup:
         """Once all ranks are there. Raises ConnectionLost: they are not in time."""
         try:
-            return self._joining.result(self._within_s)
+            return self._joining.result(self._within_s + LATE_S)
         except (RuntimeError, NotDone) as error:
             name = self.asked["group_name"]
             raise ConnectionLost(f"the server's ranks did not join group {name}: {_first_line(error)}") from error

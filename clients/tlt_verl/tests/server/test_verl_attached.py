@@ -24,9 +24,9 @@ def attached(url: str, *more: str) -> Any:
     return config, LLMServerManager.create(config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def synced(started: Started) -> Iterator[Any]:
-    """verl's checkpoint manager, an actor of two ranks, and the client of an attached server."""
+    """verl's checkpoint manager, an actor of two ranks, and the client of an attached server; left at scale 1."""
     from verl.checkpoint_engine import CheckpointEngineManager
     from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
     from verl_actor import ActorWorker
