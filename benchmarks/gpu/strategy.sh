@@ -9,6 +9,7 @@
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
 #   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
 #   one_sample  responses with speculation against off
+#   history     groups of siblings in two epochs, by history alone, and beside a fresh and a stale drafter
 # and, of long responses and contexts, each part with a name of its own, to be joined by hand (--join):
 #   accepted, eagle3    to natural ends      simulated   accept lengths      context     up to 32,768 tokens
 #   natural_{1,128}      batches from 1, from 128     natural_drain_{32,128,512}
@@ -47,6 +48,7 @@ for stage in "$@"; do
   case $stage in
     costs) measure profile.h200 profile "${long[@]}" "${peer[@]}" --arm 3,1,4 --batches 1 32 128 --traces "$out/traces" ;;
     costs_long) measure profile_long profile "${long[@]}" --arm 3,1,4 --batches 1 4 --context 31000 --traces "$out/traces_long" ;;
+    history) measure history.h200 history --drain "${long[@]}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;

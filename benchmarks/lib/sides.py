@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from msgspec.structs import astuple
 from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.lib.servers import Server
@@ -24,6 +23,7 @@ from tlt_server.errors import ConfigError
 from tlt_server.launch import GPU_ENVIRONMENT, has_gpu
 from tlt_server.preflight import drafter_algorithm, read_config
 from tlt_server.process import Running, running_module
+from tlt_server.strategy.settings import to_client
 
 GPU_FLAGS = [
     *("--attention-backend", "flashinfer", "--dtype", "bfloat16", "--disable-prefill-cuda-graph"),
@@ -52,7 +52,7 @@ class Side:
     accept_length: simulated by SGLang, tokens; None accepts what the target accepts.
     max_batch: it is asked no more requests at once.
     flags: more of SGLang's, or ours.
-    arms: several, of ours; sides that name some have one server together.
+    arms: several, of ours; sides that name some have one server together, those of history alone another.
     strategy: by which that server then decodes.
     """
 
@@ -68,7 +68,14 @@ class Side:
     @property
     def server(self) -> str:
         """Its server's name."""
-        return "arms" if self.arms else self.name
+        if not self.arms:
+            return self.name
+        return "undrafted" if self.undrafted else "arms"
+
+    @property
+    def undrafted(self) -> bool:
+        """Whether its server has arms, and no drafter: history alone drafts."""
+        return bool(self.arms) and all(arm.of_history for arm in self.arms)
 
     @property
     def learns(self) -> bool:
@@ -90,7 +97,9 @@ class Side:
 
 
 def name_of(arm: Arm) -> str:
-    """`chain_3`, `tree_5_4_16`."""
+    """`chain_3`, `tree_5_4_16`, `history_7`."""
+    if arm.of_history:
+        return f"history_{arm.num_steps}"
     return f"chain_{arm.num_steps}" if arm.topk == 1 else f"tree_{arm.num_steps}_{arm.topk}_{arm.num_draft_tokens}"
 
 
@@ -130,8 +139,8 @@ class Site:
                 *("--speculative-num-draft-tokens", str(side.arm.num_draft_tokens)),
             ]
         if side.arms:
-            flags += ["--drafter", str(self.drafter)]
-            flags += [word for arm in side.arms for word in ("--arm", "{},{},{}".format(*astuple(arm)))]
+            flags += ["--drafter", "none" if side.undrafted else str(self.drafter)]
+            flags += [word for arm in side.arms for word in ("--arm", str(to_client(arm)))]
         if side.accept_length:
             environment["SGLANG_SIMULATE_ACC_LEN"] = str(side.accept_length)
         if side.upstream:
@@ -187,7 +196,8 @@ def _overhead_gb(side: Side, site: Site) -> float:
     arms = len(side.arms) or int(side.arm is not None)
     if not arms:
         return known["plain"]
-    return known["speculation"] + (arms - 1) * known["further_arm"] + _weight_gb(site.drafter)
+    drafter = 0.0 if side.undrafted else _weight_gb(site.drafter)
+    return known["speculation"] + (arms - 1) * known["further_arm"] + drafter
 
 
 def _weight_gb(model: Path) -> float:

@@ -88,6 +88,7 @@ def build(
     dtype: torch.dtype = torch.bfloat16,
     device: str | None = None,
     seed: int = 0,
+    names: Sequence[str] = MODELS,
 ) -> Built:
     """Writes target and drafters to `folder`, or finds there what an equal call has written.
 
@@ -99,6 +100,7 @@ def build(
         dtype: of all weights.
         device: where random numbers are drawn; a GPU if there is one. They differ between a GPU and a CPU.
         seed: of what is random.
+        names: of those that are written, of MODELS.
 
     Raises:
         ConfigError: an unknown name, sizes too small, something else in `folder`, or too little space on its disk.
@@ -112,17 +114,19 @@ def build(
     _check_fits(small, shape)
     built = Built(**{name: folder / name for name in MODELS})
     recipe = {"shape": asdict(shape), "dtype": str(dtype), "seed": seed, "sources": _digest(workload)}
+    recipe |= {"models": list(names)}
     if folder.exists():
         _check_same(folder, recipe)
         return built
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _check_space(folder, embedded.values(), shape, Padding(small, shape, dtype, "meta", seed))
+    wanted = {name: embedded[name] for name in names}
+    _check_space(folder, wanted.values(), shape, Padding(small, shape, dtype, "meta", seed))
     padding = Padding(small, shape, dtype, device or ("cuda" if has_gpu() else "cpu"), seed)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         whole = Path(scratch) / "whole"
-        for name, source in embedded.items():
+        for name, source in wanted.items():
             _write(whole / name, _config(source, shape, padding, dtype), _weights(source, shape, padding))
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json") if "target" in wanted else ():
             shutil.copyfile(embedded["target"] / file, whole / "target" / file)
         (whole / RECIPE).write_text(json.dumps(recipe, indent=2) + "\n")
         whole.rename(folder)

@@ -12,6 +12,7 @@ from benchmarks.lib.history.value import Group, read_groups, replayed, situation
 from tests.definitions import undefined
 from tlt_server import results
 from tlt_server.errors import ConfigError
+from tlt_server.history.calibration import Calibration
 
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 
@@ -20,15 +21,15 @@ texts = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 def test_every_token_is_given_once_whatever_is_known(
     known: list[list[int]], running: list[list[int]], most: int
 ) -> None:
-    found = replayed([1, 2], known, running, most)
+    found = replayed([1, 2], known, running, most, Calibration())
     assert found.tokens == sum(len(each) - 1 for each in running)  # the first is the prefill's
     assert -(-found.tokens // (most + 1)) <= found.passes <= found.tokens
 
 
 def test_a_sibling_that_said_the_same_is_worth_all_drafts() -> None:
     text = list(range(1, 82))
-    assert replayed([0], [text], [text], 7) == (80, 10)
-    assert replayed([0], [], [text], 7) == (80, 80)
+    assert replayed([0], [text], [text], 7, Calibration())[:2] == (80, 10)
+    assert replayed([0], [], [text], 7, Calibration()) == (80, 80, 80)
 
 
 def test_siblings_are_others_and_an_epoch_before_is_the_earlier_one() -> None:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.lib.fleet.evidence import Begin, Published, sampled_twice, stale_served, torn
 from benchmarks.lib.fleet.spread import CHUNK, spread
 from tlt_server.errors import BadRequest, ConfigError
-from tlt_server.fleet.calls import called, for_ranks, merged, naming, said
+from tlt_server.fleet.calls import CONTROL, OF_ONE, called, for_ranks, merged, naming, said
 from tlt_server.fleet.log import Entry, Log, Past, checksum
 from tlt_server.fleet.reads import labelled
 from tlt_server.fleet.requests.routing import NOTHING, SLACK, asked, choose, key_of
@@ -242,3 +242,7 @@ def test_a_spread_is_no_faster_than_its_links(chunks: int, receivers: int, fan_o
 def test_a_star_and_a_chain_take_what_they_must() -> None:
     assert spread(10 * CHUNK, 8, 8, 1e9).seconds == pytest.approx(8 * 10 * CHUNK / 1e9)
     assert spread(10 * CHUNK, 8, 1, 1e9).seconds == pytest.approx((10 + 7) * CHUNK / 1e9)
+
+
+def test_what_can_be_set_can_be_read() -> None:
+    assert {"/tlt/v1/strategy", "/tlt/v1/strategy/learned", "/tlt/v1/history"} <= {path for _, path in CONTROL} & OF_ONE

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tlt_server.errors import ConfigError
 from tlt_server.history import compiled
 from tlt_server.history.compiled import CompiledIndex, make_index
-from tlt_server.history.index import LENGTHS, NOTHING, PAGE, TAIL, VOTES, History, tail_of
+from tlt_server.history.index import CLASSES, DEEPEST, LENGTHS, NOTHING, PAGE, SHARES, TAIL, VOTES, History, tail_of
 from tlt_server.history.reference import PlainIndex
 
 Make = Callable[[int], History]
 both = pytest.mark.parametrize("make", [PlainIndex, CompiledIndex])
+RATES = np.linspace(0.1, 0.9, 20).reshape(CLASSES)
 ROOMY = 1 << 22
 """Buckets, of which hardly two contexts share one: the plain index has none."""
 PROMPT = tail_of(range(100, 120))
@@ -168,12 +169,77 @@ def test_a_response_that_never_began_is_an_error(make: Make) -> None:
         index.draft([4], 3)
 
 
+@both
+def test_rows_are_taken_as_far_as_they_count(make: Make) -> None:
+    rows, packed = make(64 * PAGE), make(64 * PAGE)
+    for index in (rows, packed):
+        for number in range(3):
+            index.begin(number, 1, PROMPT, 0)
+    rows.add([0, 1, 2], [3, 0, 2], np.array([[1, 2, 3], [9, 9, 9], [1, 2, 9]], np.int32))
+    packed.add([0, 1, 2], [3, 0, 2], np.array([1, 2, 3, 1, 2], np.int32))
+    for index in (rows, packed):
+        assert index.tokens == 5
+        assert drafted(index, 2) == [3]
+
+
+def test_both_forms_are_one_of_many_responses() -> None:
+    """More than are looked up together, each in another place of one text."""
+    indexes = PlainIndex(200 * PAGE), CompiledIndex(200 * PAGE, ROOMY)
+    text = np.random.default_rng(0).integers(0, 50, 200)
+    for index in indexes:
+        said(index, 99, text.tolist())
+        for number in range(70):
+            said(index, number, text[number : number + 2 + number].tolist(), prompt=1 + number % 2)
+    looks = [index.look(range(70), 5, 9, RATES) for index in indexes]
+    np.testing.assert_array_equal(looks[0][1], looks[1][1])
+    for one, other in zip(looks[0][0], looks[1][0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (looks[0][0].lengths > 0).sum() > 30
+
+
+@both
+def test_a_draft_is_no_deeper_than_can_be(make: Make) -> None:
+    index = make(64 * PAGE)
+    said(index, 0, list(range(300)))
+    said(index, 1, list(range(20)))
+    assert drafted(index, 1, 100) == list(range(20, 20 + DEEPEST))
+
+
+def test_what_c_could_not_hold_is_refused() -> None:
+    index = CompiledIndex(PAGE)
+    with pytest.raises(ValueError, match="65 tokens are to be judged"):
+        index.look([], 0, DEEPEST + 1, RATES)
+
+
+@both
+def test_what_comes_is_judged_by_what_was_looked_up(make: Make) -> None:
+    """Until a token is another one, or others are looked up; each by the tokens that match before it, and its votes."""
+    index = make(64 * PAGE)
+    said(index, 0, list(range(50)))
+    said(index, 1, list(range(10)))
+    rates = np.full(CLASSES, 0.5)
+    drafts, expected = index.look([1], 2, 4, rates)
+    assert drafts.tokens.tolist() == [[10, 11]]
+    assert expected.tolist() == [[0.5, 0.25, 0.125, 0.0625]]
+    assert not index.judged().any()
+    index.add([1], [3], np.array([10, 11, 0], np.int32))
+    tried, came = index.judged()
+    sure = len(SHARES)
+    assert (tried[-1, sure], came[-1, sure], tried.sum(), came.sum()) == (3, 2, 3, 2)
+    index.add([1], [1], np.array([13], np.int32))
+    assert not index.judged().any(), "once wrong, the rest says nothing"
+    index.draft([1], 4)
+    index.add([1], [1], np.array([14], np.int32))
+    assert not index.judged().any(), "a draft alone is not judged"
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.integers(0, 5), st.integers(1, 2), st.integers(0, 2)),
         st.tuples(st.just("add"), st.integers(0, 5), st.lists(st.integers(0, 3), min_size=1, max_size=40)),
         st.tuples(st.just("stamp"), st.integers(0, 5), st.integers(0, 3)),
         st.tuples(st.just("draft"), st.integers(1, 9)),
+        st.tuples(st.just("look"), st.integers(1, 9), st.integers(0, 9)),
     ),
     max_size=60,
 )
@@ -192,6 +258,12 @@ def test_both_forms_are_one(steps: list[Any], pages: int) -> None:
             plain, fast = (index.draft(sorted(begun), rest[0]) for index in indexes)
             for one, other in zip(plain, fast, strict=True):
                 np.testing.assert_array_equal(one, other)
+        elif name == "look":
+            deepest, most = rest[0], min(rest)
+            (drafts, plain), (others, fast) = (index.look(sorted(begun), most, deepest, RATES) for index in indexes)
+            np.testing.assert_array_equal(plain, fast)
+            for one, other in zip(drafts, others, strict=True):
+                np.testing.assert_array_equal(one, other)
         elif rest[0] in begun:
             for index in indexes:
                 if name == "stamp":
@@ -199,6 +271,7 @@ def test_both_forms_are_one(steps: list[Any], pages: int) -> None:
                 else:
                     index.add([rest[0]], [len(rest[1])], np.array(rest[1], np.int32))
         assert indexes[0].tokens == indexes[1].tokens <= pages * PAGE
+    np.testing.assert_array_equal(*(index.judged() for index in indexes))
 
 
 @pytest.mark.parametrize("letters", [2, 30])
@@ -213,12 +286,19 @@ def test_both_forms_are_one_over_long_texts(letters: int) -> None:
         for at in range(0, 600, 5):
             new = texts[np.arange(16) % 4, at : at + 5].copy()
             new[rng.random(new.shape) < 0.05] = letters
+            counts = rng.integers(0, 6, 16).astype(np.int32)
             for index in indexes:
-                index.add(range(16), [5] * 16, new.ravel())
+                index.add(range(16), counts, new)
             plain, fast = (index.draft(range(16), 7) for index in indexes)
             for one, other in zip(plain, fast, strict=True):
                 np.testing.assert_array_equal(one, other)
-    assert indexes[0].tokens == indexes[1].tokens > 290 * PAGE
+            looks, expected = zip(*(index.look(range(16), 3, 7, RATES) for index in indexes), strict=True)
+            np.testing.assert_array_equal(*expected)
+            np.testing.assert_array_equal(looks[0].tokens, plain.tokens[:, :3])
+            judged = [index.judged() for index in indexes]
+            np.testing.assert_array_equal(*judged)
+            assert (judged[0][1] <= judged[0][0]).all()
+    assert indexes[0].tokens == indexes[1].tokens > 280 * PAGE
 
 
 def test_without_a_compiler_there_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:

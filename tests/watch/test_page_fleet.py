@@ -47,6 +47,18 @@ def test_a_row_a_replica_and_sums(server: StandIn, front: Front, opened: Opening
     assert page.locator(".replicas i, .replicas b").count() == 0
 
 
+def test_histories_are_summed(server: StandIn, front: Front, opened: Opening) -> None:
+    for name in ("alpha", "beta"):
+        front.servers[name].remembers()
+    front.servers["beta"].status["history"].update(found=0)
+    page = opened(server.url, fast=True)
+    until(page, "document.querySelectorAll('.figure')[5]?.textContent === '3.20'")
+    value, note = tile(page, "Of history")
+    assert value == "3.20"
+    assert note.endswith("% found, 2.5M of 33.6M tokens")
+    assert 40 <= int(note.split()[0]) < 60, "half of it found nothing before"
+
+
 def test_each_state_is_told_by_word_and_sign(server: StandIn, front: Front, opened: Opening) -> None:
     page = opened(server.url, fast=True)
     signs = {}

@@ -69,6 +69,20 @@ def test_rewards_follow_the_bandit(server: StandIn, seen: Recorded, opened: Open
     assert tile(page, "Arm")[0] == "5,4,16"
 
 
+def test_what_history_gives_is_told(server: StandIn, seen: Recorded, opened: Opening) -> None:
+    seen.remembers()
+    page = opened(server.url, fast=True, width=360)
+    until(page, "document.querySelectorAll('.figure')[6]?.textContent === '3.20'")
+    assert tile(page, "Of history") == ("3.20", "81 % found, 1.2M of 16.8M tokens")
+    heads = page.locator(".rewards thead th").all_inner_texts()
+    assert [head.split() for head in heads if "history" in head] == [
+        ["history:7", "of", "history,", "3.21", "a", "pass"]
+    ]
+    assert fits(page)
+    seen.status["history"] = None
+    until(page, "document.querySelectorAll('.figure').length === 6")
+
+
 def name_of(arm: dict[str, int] | None) -> str:
     return f"{arm['num_steps']},{arm['topk']},{arm['num_draft_tokens']}" if arm else "off"
 

@@ -49,6 +49,22 @@ def test_a_frame_of_a_server() -> None:
     assert "target_published" in shown
 
 
+def test_what_history_gives_is_told() -> None:
+    seen, front = Recorded(), Front("alpha", "beta", "gamma")
+    seen.remembers()
+    for name in ("alpha", "beta"):
+        front.servers[name].remembers()
+    with serving(seen) as server:
+        shown = printed(server.url, width=160)
+    assert "81 % found, 1,234,567 of 16,777,216 tokens" in shown
+    assert "3.20" in next(line for line in shown.splitlines() if line.startswith("3.40"))
+    foot = next(line for line in shown.splitlines() if "tokens a pass" in line).split()
+    assert (foot[3], foot[-1]) == ("1.00", "3.21"), "of each arm: off, ..., history"
+    with serving(front) as server:
+        shown = printed(server.url, width=160)
+    assert "81 % found, 2,469,134 of 33,554,432 tokens" in shown
+
+
 def test_what_is_held_is_told() -> None:
     seen = Recorded()
     seen.status.update(paused=True, offloaded=["weights"], trainer={"address": "tcp://t:1", "connected": False})

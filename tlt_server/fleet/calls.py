@@ -28,6 +28,7 @@ OF_ONE = frozenset(
     {
         *("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/version"),
         *("/is_sleeping", "/tlt/v1/drafter", "/tlt/v1/strategy", "/tlt/v1/strategy/learned"),
+        "/tlt/v1/history",
     }
 )
 """Reads that any ready member answers for all: which model they serve was compared before they were ready."""

@@ -17,7 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tlt_server.errors import ConfigError
-from tlt_server.history.index import LEAST, PAGE, TAIL, VOTES, Drafts, History, Ints, no_drafts
+from tlt_server.history.index import (
+    CLASSES,
+    DEEPEST,
+    LEAST,
+    PAGE,
+    TAIL,
+    VOTES,
+    Drafts,
+    History,
+    Ints,
+    Numbers,
+    no_drafts,
+)
 from tlt_server.history.reference import PlainIndex
 
 SOURCE = Path(__file__).with_name("index.c")
@@ -28,9 +40,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "index_tokens": (c_int64, [c_void_p]),
     "index_bytes": (c_int64, [c_void_p]),
     "index_begin": (c_int, [c_void_p, c_uint32, c_uint64, c_uint32, c_void_p]),
+    "index_unknown": (c_int, [c_void_p, c_void_p, c_int]),
     "index_stamp": (None, [c_void_p, c_void_p, c_int, c_uint32]),
-    "index_add": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p]),
-    "index_draft": (None, [c_void_p, c_void_p, c_int, c_int, c_int, c_float, *[c_void_p] * len(Drafts._fields)]),
+    "index_add": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
+    "index_judged": (None, [c_void_p, c_void_p, c_void_p]),
+    "index_draft": (None, [c_void_p, c_void_p, *[c_int] * 4, c_float, *[c_void_p] * (2 + len(Drafts._fields))]),
 }
 
 
@@ -73,7 +87,6 @@ class CompiledIndex:
         self._index = self._c.index_new(capacity // PAGE, buckets)
         if not self._index:
             raise ConfigError(f"a history of {capacity} tokens: there is not as much memory; take fewer")
-        self._begun: set[int] = set()
 
     def __del__(self) -> None:
         if getattr(self, "_index", None):
@@ -83,22 +96,43 @@ class CompiledIndex:
         _require(tail, TAIL)
         if self._c.index_begin(self._index, response, prompt, version, tail.ctypes.data):
             raise MemoryError(f"response {response} of a history")
-        self._begun.add(response)
 
-    def stamp(self, responses: Sequence[int], version: int) -> None:
-        self._c.index_stamp(self._index, self._numbers(responses).ctypes.data, len(responses), version)
+    def stamp(self, responses: Numbers, version: int) -> None:
+        _, place, count = self._numbers(responses)
+        self._c.index_stamp(self._index, place, count, version)
 
-    def add(self, responses: Sequence[int], counts: Sequence[int], tokens: Ints) -> None:
-        numbers, each = self._numbers(responses), np.array(counts, np.int32)
-        _require(each, len(numbers))
-        _require(tokens, int(each.sum()))
-        self._c.index_add(self._index, numbers.ctypes.data, each.ctypes.data, len(numbers), tokens.ctypes.data)
+    def add(self, responses: Numbers, counts: Sequence[int] | Ints, tokens: Ints) -> None:
+        (_, place, count), each = self._numbers(responses), np.asarray(counts, np.int32)
+        _require(each, count)
+        width = tokens.shape[1] if tokens.ndim > 1 else 0
+        if width:
+            _require(tokens, count, max(width, int(each.max(initial=0))))
+        else:
+            _require(tokens, int(each.sum()))
+        self._c.index_add(self._index, place, each.ctypes.data, count, tokens.ctypes.data, width)
 
-    def draft(self, responses: Sequence[int], most: int) -> Drafts:
-        drafts = no_drafts(len(responses), most)
-        numbers, places = self._numbers(responses), (values.ctypes.data for values in drafts)
-        self._c.index_draft(self._index, numbers.ctypes.data, len(numbers), most, VOTES, LEAST, *places)
+    def draft(self, responses: Numbers, most: int) -> Drafts:
+        return self._draft(responses, most, min(most, DEEPEST), None, None)
+
+    def look(
+        self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]
+    ) -> tuple[Drafts, NDArray[np.float64]]:
+        if deepest > DEEPEST:
+            raise ValueError(f"{deepest} tokens are to be judged: at most {DEEPEST} can be")
+        found = np.zeros((len(responses), deepest))
+        return self._draft(responses, most, deepest, rates.ctypes.data, found.ctypes.data), found
+
+    def _draft(self, responses: Numbers, most: int, deepest: int, rates: int | None, found: int | None) -> Drafts:
+        _, place, count = self._numbers(responses)
+        drafts = no_drafts(count, most)
+        places = (values.ctypes.data for values in drafts)
+        self._c.index_draft(self._index, place, count, most, deepest, VOTES, LEAST, rates, found, *places)
         return drafts
+
+    def judged(self) -> NDArray[np.int64]:
+        found = np.empty((2, *CLASSES), np.uint32)
+        self._c.index_judged(self._index, found[0].ctypes.data, found[1].ctypes.data)
+        return found.astype(np.int64)
 
     @property
     def tokens(self) -> int:
@@ -108,13 +142,15 @@ class CompiledIndex:
     def bytes(self) -> int:
         return int(self._c.index_bytes(self._index))
 
-    def _numbers(self, responses: Sequence[int]) -> NDArray[np.uint32]:
-        """As C takes them: it checks nothing."""
-        if not self._begun.issuperset(responses):
-            raise KeyError(sorted(set(responses) - self._begun)[0])
-        return np.array(responses, np.uint32)
+    def _numbers(self, responses: Numbers) -> tuple[NDArray[np.uint32], int, int]:
+        """As C takes them: their place in memory, as long as the array is held, and how many there are."""
+        numbers = np.asarray(responses, np.uint32)
+        place, count = numbers.ctypes.data, len(numbers)
+        if (known := self._c.index_unknown(self._index, place, count)) < count:
+            raise KeyError(int(numbers[known]))
+        return numbers, place, count
 
 
-def _require(values: Ints, length: int) -> None:
-    if values.dtype != np.int32 or values.shape != (length,) or not values.flags.c_contiguous:
-        raise ValueError(f"{values.dtype} {values.shape}, where int32 ({length},) is wanted, in one piece")
+def _require(values: Ints, *shape: int) -> None:
+    if values.dtype != np.int32 or values.shape != shape or not values.flags.c_contiguous:
+        raise ValueError(f"{values.dtype} {values.shape}, where int32 {shape} is wanted, in one piece")

@@ -20,10 +20,19 @@ PAGE = 32
 VOTES = 16
 LEAST = 0.1
 """Of `Drafts.chances`, at which a draft ends."""
+DEEPEST = 64
+"""Tokens of a draft, at most."""
+MATCHED = tuple(sorted(LENGTHS))
+"""Tokens that match before a drafted one, those drafted before it among them, from which on it is in the next class."""
+SHARES = (0.4, 0.6, 0.8, 0.99)
+"""Of the votes that are left, likewise."""
+CLASSES = len(MATCHED), len(SHARES) + 1
 NOTHING = -1
 """Stands before the first token of a prompt that has fewer than `TAIL`."""
 
 Ints = NDArray[np.int32]
+Numbers = Sequence[int] | NDArray[np.uint32]
+"""Of responses."""
 
 
 class Drafts(NamedTuple):
@@ -53,14 +62,26 @@ class History(Protocol):
     def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
         """A response to a prompt: 64 bits that name it, and its last `TAIL` tokens, `NOTHING` before the first."""
 
-    def stamp(self, responses: Sequence[int], version: int) -> None:
+    def stamp(self, responses: Numbers, version: int) -> None:
         """What they say from now on, other weights have said."""
 
-    def add(self, responses: Sequence[int], counts: Sequence[int], tokens: Ints) -> None:
-        """What each of them said. tokens: [sum of counts], one response after another."""
+    def add(self, responses: Numbers, counts: Sequence[int] | Ints, tokens: Ints) -> None:
+        """What each of them said. tokens: [sum of counts], one response after another; or [responses, at least the
+        largest count], of which a response has the first ones of a row."""
 
-    def draft(self, responses: Sequence[int], most: int) -> Drafts:
-        """Up to `most` tokens for each."""
+    def draft(self, responses: Numbers, most: int) -> Drafts:
+        """Up to `most` tokens for each, `DEEPEST` at most."""
+
+    def look(
+        self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]
+    ) -> tuple[Drafts, NDArray[np.float64]]:
+        """As `draft`; and how likely it is that its first token comes, its first two, and so on, were it of up to
+        `deepest` tokens: [responses, deepest], 0 beyond what was found. What comes of that next is judged. rates: of
+        each class, [CLASSES]; deepest: from `most` to `DEEPEST`."""
+
+    def judged(self) -> NDArray[np.int64]:
+        """Of the tokens that were looked for and had their turn since the last time, those before them having come: how
+        many there were, and how many came, by class. [2, CLASSES]."""
 
     @property
     def tokens(self) -> int:

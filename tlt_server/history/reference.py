@@ -6,8 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tlt_server.history.index import LEAST, LENGTHS, PAGE, VOTES, Drafts, Ints, no_drafts
+from tlt_server.history.index import (
+    CLASSES,
+    DEEPEST,
+    LEAST,
+    LENGTHS,
+    MATCHED,
+    PAGE,
+    SHARES,
+    VOTES,
+    Drafts,
+    Ints,
+    Numbers,
+    no_drafts,
+)
 
 Context = tuple[int, tuple[int, ...]]
 
@@ -30,10 +44,13 @@ class Page:
 
 @dataclass(eq=False)
 class Response:
+    """looked: what was looked up last and did not come yet, with the class of each token."""
+
     prompt: int
     version: int
     tail: list[int]
     page: Page | None = None
+    looked: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
 
 
 Place = tuple[Page, int]
@@ -48,21 +65,23 @@ class PlainIndex:
     _pages: deque[Page] = field(default_factory=deque)
     _places: dict[Context, deque[Place]] = field(default_factory=lambda: defaultdict(deque))
     _responses: dict[int, Response] = field(default_factory=dict)
+    _judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, *CLASSES), np.int64))
 
     def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
         self._responses[response] = Response(prompt, version, tail.tolist())
 
-    def stamp(self, responses: Sequence[int], version: int) -> None:
+    def stamp(self, responses: Numbers, version: int) -> None:
         for number in responses:
-            self._responses[number].version = version
+            self._responses[int(number)].version = version
 
-    def add(self, responses: Sequence[int], counts: Sequence[int], tokens: Ints) -> None:
-        rest = iter(tokens.tolist())
-        for number, count in zip(responses, counts, strict=True):
-            for _ in range(count):
-                self._add(self._responses[number], next(rest))
+    def add(self, responses: Numbers, counts: Sequence[int] | Ints, tokens: Ints) -> None:
+        starts = np.cumsum([0, *counts])[:-1] if tokens.ndim == 1 else np.arange(len(responses)) * tokens.shape[1]
+        for number, count, start in zip(responses, counts, starts, strict=True):
+            for token in tokens.ravel()[start : start + count].tolist():
+                self._add(self._responses[int(number)], token)
 
     def _add(self, response: Response, token: int) -> None:
+        self._judge(response, token)
         page = response.page
         if page is None or not page.kept or page.used == PAGE or page.version != response.version:
             page = self._turn(response)
@@ -97,17 +116,50 @@ class PlainIndex:
         if not places:
             del self._places[context]
 
-    def draft(self, responses: Sequence[int], most: int) -> Drafts:
+    def _judge(self, response: Response, token: int) -> None:
+        if response.looked:
+            (expected, its_class), *rest = response.looked
+            self._judged[(slice(None), *its_class)] += (1, token == expected)
+            response.looked = rest if token == expected else []
+
+    def look(
+        self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]
+    ) -> tuple[Drafts, NDArray[np.float64]]:
+        found = np.zeros((len(responses), deepest))
+        for row, number in enumerate(responses):
+            response = self._responses[int(number)]
+            matched, live = self._matching(response)
+            response.looked, chance = [], 1.0
+            for column, (token, share) in enumerate(_votes(live, deepest)):
+                its_class = class_of(matched + column, float(share))
+                response.looked.append((token, its_class))
+                chance *= float(rates[its_class])
+                found[row, column] = chance
+        return self.draft(responses, most), found
+
+    def judged(self) -> NDArray[np.int64]:
+        found, self._judged = self._judged, np.zeros_like(self._judged)
+        return found
+
+    def draft(self, responses: Numbers, most: int) -> Drafts:
         drafts = no_drafts(len(responses), most)
         for row, number in enumerate(responses):
-            response = self._responses[number]
-            for context in contexts(response.prompt, response.tail):
-                if live := self._found(context):
-                    drafts.matched[row] = len(context[1])
-                    drafts.versions[row] = live[0][0].version
-                    _vote(live, row, drafts)
-                    break
+            matched, live = self._matching(self._responses[int(number)])
+            if live:
+                drafts.matched[row], drafts.versions[row] = matched, live[0][0].version
+            chance = np.float32(1)
+            for column, (token, share) in enumerate(_votes(live, min(most, DEEPEST))):
+                chance *= share
+                drafts.tokens[row, column], drafts.chances[row, column] = token, chance
+                drafts.lengths[row] = column + 1
         return drafts
+
+    def _matching(self, response: Response) -> tuple[int, list[Place]]:
+        """How many of a response's last tokens were found, and the places after them."""
+        for context in contexts(response.prompt, response.tail):
+            if live := self._found(context):
+                return len(context[1]), live
+        return 0, []
 
     def _found(self, context: Context) -> list[Place]:
         following = (after(place) for place in reversed(self._places.get(context, ())))
@@ -136,18 +188,24 @@ def after(place: Place) -> Place | None:
     return None if page.next is None else (page.next, page.next.before + 1)
 
 
-def _vote(live: list[Place], row: int, drafts: Drafts) -> None:
+def class_of(matched: int, share: float) -> tuple[int, int]:
+    """Of a token, by `MATCHED` and `SHARES`."""
+    return max(0, sum(matched >= least for least in MATCHED) - 1), sum(share >= least for least in SHARES)
+
+
+def _votes(live: list[Place], most: int) -> Iterator[tuple[int, np.float32]]:
+    """Tokens, and which share of the places that are left is for each."""
     chance = np.float32(1)
-    for column in range(drafts.tokens.shape[1]):
+    for _ in range(most):
         if not live:
             return
         said = [page.tokens[end - 1] for page, end in live]
         best, agreed = Counter(said).most_common(1)[0]  # of several the one that was met first: the newest
-        chance *= np.float32(agreed / len(live))
+        share = np.float32(agreed / len(live))
+        chance *= share
         if chance < np.float32(LEAST):
             return
-        drafts.tokens[row, column], drafts.chances[row, column] = best, chance
-        drafts.lengths[row] = column + 1
+        yield best, share
         live = [
             next_one for place, token in zip(live, said, strict=True) if token == best and (next_one := after(place))
         ]

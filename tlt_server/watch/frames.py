@@ -16,6 +16,7 @@ from tlt_client.schemas import (
     Fleet,
     FleetEvent,
     FleetMember,
+    History,
     Selection,
     Speculation,
     Status,
@@ -57,6 +58,8 @@ def of_fleet(fleet: Fleet, statuses: Mapping[str, Status | None], rates: Mapping
         "running": _count(sum(replica.running for replica in fleet.replicas)),
         "waiting": _count(sum(load.waiting for load in loads)),
     }
+    histories = [status.history for status in statuses.values() if status is not None and status.history is not None]
+    figures |= _of_history(histories, sums)
     table = Table("replica", "state", "weights", box=box.SIMPLE_HEAD)
     for name in ("running", "tokens/s", "accept length", "since"):
         table.add_column(name, justify="right")
@@ -117,7 +120,19 @@ def _of(status: Status, speculation: Speculation, rates: Rates) -> dict[str, str
         "arm": _active(speculation, load.running) if load else _arm(status.arm),
         "target": f'{versions.target.version} "{plain(versions.target.weight_version)}"' if versions else NONE,
     }
-    return figures | {"drafter": str(versions.drafter.live.version) if versions and versions.drafter else "none"}
+    figures |= {"drafter": str(versions.drafter.live.version) if versions and versions.drafter else "none"}
+    return figures | _of_history([status.history] if status.history else [], rates)
+
+
+def _of_history(histories: Sequence[History], rates: Rates) -> dict[str, str]:
+    """Of all that keep one: tokens a pass now, which share of requests found something since the start, tokens kept."""
+    if not histories:
+        return {}
+    lookups, found, tokens, capacity = (
+        sum(values) for values in zip(*((h.lookups, h.found, h.tokens, h.capacity) for h in histories), strict=True)
+    )
+    share = f"{100 * found / lookups:.0f} % found" if lookups else "not asked yet"
+    return {"of history": _length(rates.history_length), "history": f"{share}, {tokens:,} of {capacity:,} tokens"}
 
 
 def _active(speculation: Speculation, running: int) -> str:
@@ -162,6 +177,11 @@ def _rewards(selection: Selection, running: int | None) -> Table:
         table.add_row(
             f"{'▸' if now else ' '} {size}", *(_cell(reports.get(name), bucket, selection.mode) for name in names)
         )
+        if now:
+            table.columns[0].footer = "tokens a pass"
+            for column, name in zip(table.columns[1:], names, strict=True):
+                column.footer = _length(reports[name].accept_length) if name in reports else NONE
+                table.show_footer = True
     return table
 
 

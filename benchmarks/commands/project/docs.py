@@ -51,6 +51,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
+    "history_drain": (history.as_table, ["history.h200"]),
     "siblings_cpu": (siblings.as_table, ["siblings.cpu2"]),
     "scale": (scale.as_table, ["scale.cpu2"]),
     "graphs": (graphs.table, ["graphs.h200"]),

@@ -12,10 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tlt_server.errors import ConfigError
+from tlt_server.history.calibration import Calibration
 from tlt_server.history.compiled import make_index
+from tlt_server.history.foresight import EVERY
 from tlt_server.history.index import PAGE, tail_of
 
 Tokens = Sequence[int]
+FORESEEN = "foreseen_"
 
 
 class Group(NamedTuple):
@@ -27,24 +30,28 @@ class Group(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Of a target that verifies: what they gave, and how many there were."""
+    """Of a target that verifies: what they gave, how many there were, and what they were expected to give."""
 
     tokens: int
     passes: int
+    expected: float
 
 
-def replayed(prompt: Tokens, known: Sequence[Tokens], running: Sequence[Tokens], most: int) -> Passes:
-    """Responses that begin together, where others are `known`; the first token of each is the prefill's."""
+def replayed(
+    prompt: Tokens, known: Sequence[Tokens], running: Sequence[Tokens], most: int, calibration: Calibration
+) -> Passes:
+    """Responses that begin together, where others are `known`; the first token of each is the prefill's. calibration:
+    says what is expected, and learns as the server's does."""
     pages = sum(len(each) // PAGE + 1 for each in (*known, *running))
     index, tail = make_index(pages * PAGE), tail_of(prompt)
     for number, response in enumerate((*known, *running)):
         index.begin(number, 0, tail, 0)
         said = response if number < len(known) else response[:1]
         index.add([number], [len(said)], np.array(said, np.int32))
-    at, given, passes = [1] * len(running), 0, 0
+    at, given, passes, expected, steps = [1] * len(running), 0, 0, 0.0, 0
     while live := [row for row, response in enumerate(running) if at[row] < len(response)]:
         numbers = [len(known) + row for row in live]
-        drafts = index.draft(numbers, most)
+        drafts, likely = index.look(numbers, most, most, calibration.rates)
         counts, said = [], list[int]()
         for row, tokens, length in zip(live, drafts.tokens.tolist(), drafts.lengths.tolist(), strict=True):
             rest = running[row][at[row] :]
@@ -52,8 +59,11 @@ def replayed(prompt: Tokens, known: Sequence[Tokens], running: Sequence[Tokens],
             said += rest[: counts[-1]]
             at[row] += counts[-1]
         index.add(numbers, counts, np.array(said, np.int32))
-        given, passes = given + sum(counts), passes + len(live)
-    return Passes(given, passes)
+        given, passes, steps = given + sum(counts), passes + len(live), steps + 1
+        expected += len(live) + float(likely.sum())
+        if steps % EVERY == 0:
+            calibration.learn(index.judged())
+    return Passes(given, passes, expected)
 
 
 def _agreed(drafts: Tokens, rest: Tokens) -> int:
@@ -75,15 +85,20 @@ def situations(group: Group, finished: Iterable[int]) -> Mapping[str, list[tuple
 
 def value(groups: Sequence[Group], finished: Sequence[int], widths: Sequence[int]) -> dict[str, float]:
     """Tokens a pass, the bonus token counted, by `SITUATION_width_WIDTH`; a pass verifies `width` tokens, the last
-    accepted one among them."""
+    accepted one among them. And what was foreseen of them over what they were, where many run, by the same
+    after `FORESEEN`."""
     found = dict[str, float]()
     for width in widths:
-        sums = dict[str, list[Passes]]()
+        sums, learned = dict[str, list[Passes]](), dict[str, Calibration]()
         for group in groups:
             for name, cases in situations(group, finished).items():
-                sums.setdefault(name, []).extend(replayed(group.prompt, *case, width - 1) for case in cases)
+                by = learned.setdefault(name, Calibration())
+                sums.setdefault(name, []).extend(replayed(group.prompt, *case, width - 1, by) for case in cases)
         for name, each in sums.items():
-            found[f"{name}_width_{width}"] = sum(one.tokens for one in each) / sum(one.passes for one in each)
+            tokens = sum(one.tokens for one in each)
+            found[f"{name}_width_{width}"] = tokens / sum(one.passes for one in each)
+            if name.startswith("together"):
+                found[f"{FORESEEN}{name}_width_{width}"] = sum(one.expected for one in each) / tokens
     return found
 
 

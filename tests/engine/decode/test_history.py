@@ -4,6 +4,7 @@ from array import array
 from types import SimpleNamespace as Made
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,10 +24,7 @@ class Request(Made):
     """As a scheduler holds one."""
 
     finished_len: int | None = None
-    ended = False
-
-    def finished(self) -> bool:
-        return self.ended
+    finished_reason: Any = None
 
     @property
     def output_ids_through_stop(self) -> Any:
@@ -43,6 +41,7 @@ def request(slot: int, prompt: list[int] = PROMPT, rid: str = "r", **custom: Any
         output_ids=array("q"),
         sampling_params=params,
         input_embeds=None,
+        grammar=None,
     )
 
 
@@ -50,24 +49,32 @@ def histories(capacity: int = 1 << 12, **more: Any) -> Histories:
     return Histories(capacity, slots=64, deepest=STEPS, **more)
 
 
-def result(arm: Arm | None = None) -> Any:
-    return Made(arm=arm, copy_done=Made(synchronize=lambda: None), accept_lens=None)
+def result(tokens: list[int], arm: Arm | None = None) -> Any:
+    """Of one request."""
+    accepted = torch.tensor([len(tokens)], dtype=torch.int32)
+    copied = Made(synchronize=lambda: None)
+    return Made(arm=arm, copy_done=copied, next_token_ids=torch.tensor(tokens), accept_lens=accepted)
 
 
 def says(history: Histories, req: Any, *steps: list[int], arm: Arm | None = None) -> None:
     """Decode steps that give it these tokens, one after another."""
     for tokens in steps:
-        launched = result(arm)
+        launched = result(tokens, arm)
         history.launched([req], launched)
         history.credited([(req, len(tokens))], launched)
         req.output_ids.extend(tokens)
 
 
 def begun(history: Histories, *reqs: Any, first: int = SAID[0]) -> None:
-    """Prefilled, which gives a token."""
+    """Prefilled, which gives a token; a chunk before it gives none."""
     history.begin(reqs)
-    for req in reqs:
-        says(history, req, [first])
+    for count in (0, 1):
+        launched = result([first] * len(reqs))
+        launched.accept_lens = None
+        history.launched(reqs, launched, prefill=True)
+        history.credited([(req, count) for req in reqs], launched)
+        for req in reqs:
+            req.output_ids.extend([first] * count)
 
 
 def drafts_of(history: Histories, *reqs: Any) -> list[list[int]]:
@@ -126,9 +133,10 @@ def test_who_reads_and_who_writes() -> None:
 def test_only_what_stays_is_taken_in() -> None:
     """Neither what comes behind an end, nor what a grammar takes back."""
     history, ended, cut = histories(), request(0), request(1, [7])
+    cut.grammar = Made()
     history.begin([ended, cut])
     says(history, ended, [1, 2, 3, 4])
-    ended.finished_len, ended.ended = 2, True
+    ended.finished_len, ended.finished_reason = 2, "stop"
     says(history, cut, SAID[:6])
     history.settle()
     del cut.output_ids[3:]
@@ -181,6 +189,51 @@ def test_under_overlap_the_step_before_is_waited_for() -> None:
     assert history.describe().accepted == 2
 
 
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(1, STEPS + 1), min_size=4, max_size=4), max_size=12),
+    st.sampled_from(["overlap", "one by one"]),
+    st.sets(st.integers(0, 11)),
+)
+def test_all_that_stays_is_taken_in_once(counts: list[list[int]], way: str, heard: set[int]) -> None:
+    """Of requests that are written as they come, of one with a grammar, one that only reads and one that takes no part;
+    heard before they are credited, or not."""
+    history, texts = histories(), np.arange(4 * 200).reshape(4, 200)
+    plain, bound, reads, none = reqs = [request(0), request(1), request(2, mode="read"), request(3, mode="none")]
+    bound.grammar = Made()
+    history.begin(reqs)
+    under_way: list[Any] = []
+
+    def credit() -> None:
+        launched, lengths = under_way.pop(0)
+        history.credited(list(zip(reqs, lengths, strict=True)), launched)
+        for req, text, length in zip(reqs, texts, lengths, strict=True):
+            req.output_ids.extend(text[len(req.output_ids) :][:length].tolist())
+
+    for number, lengths in enumerate(counts):
+        if number in heard:
+            history.draft(reqs, STEPS)
+        said = [len(req.output_ids) + sum(each[1][row] for each in under_way) for row, req in enumerate(reqs)]
+        rows = np.stack([text[at : at + STEPS + 1] for text, at in zip(texts, said, strict=True)])
+        made = result([0])
+        made.next_token_ids, made.accept_lens = torch.from_numpy(rows.ravel()), torch.tensor(lengths, dtype=torch.int32)
+        history.launched(reqs, made)
+        under_way.append((made, lengths))
+        if way == "one by one" or number:
+            credit()
+    while under_way:
+        credit()
+    assert history.describe().written == len(plain.output_ids) + len(bound.output_ids)
+    for req, text in zip((plain, bound) if counts else (), texts, strict=False):
+        sibling = request(9)
+        history.begin([sibling])
+        says(history, sibling, text[:2].tolist())
+        assert drafts_of(history, sibling) == [text[2 : min(len(req.output_ids), 2 + STEPS)].tolist()]
+    for req, text in zip((plain, bound, reads), texts, strict=False):
+        assert history._told[req.tlt_response.slot] == len(req.output_ids), text
+    assert none.tlt_response.asked.mode == "none"
+
+
 def test_results_that_never_come_are_forgotten() -> None:
     history, first, second = histories(), request(0), request(1)
     begun(history, first, second)
@@ -203,18 +256,19 @@ def test_what_is_foreseen_is_of_the_present_requests() -> None:
     history.begin([first])
     assert history.foreseen() == [1.0] * STEPS
     says(history, first, SAID)
-    first.ended = True
+    first.finished_reason = "stop"
     second = request(1)
     begun(history, second)
     lengths = history.foreseen()
     assert lengths is not None
     assert 1 < lengths[0] < lengths[-1] < 1 + STEPS
     assert history.foreseen() is None, "nothing has come since"
-    says(history, second, SAID[1:4])
-    assert history.foreseen() is None, "it is soon enough in a few steps"
-    says(history, second, SAID[4:5], SAID[5:6], SAID[6:7])
-    again = history.foreseen()
-    assert again is not None
+    told = []
+    for token in SAID[1:9]:
+        says(history, second, [token])
+        told.append(history.foreseen())
+    assert sum(each is not None for each in told) == 2, "once in four steps is soon enough"
+    again = next(each for each in reversed(told) if each is not None)
     assert again[-1] > lengths[-1], "they came as they were drafted"
     history.begin([request(2, mode="none")])
     diluted = history.foreseen()
@@ -226,10 +280,13 @@ def test_what_is_foreseen_is_of_the_present_requests() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)), max_size=60),
     st.sets(st.integers(0, 60)),
+    st.sets(st.integers(0, 60)),
 )
-def test_ranks_draft_alike(steps: list[tuple[int, list[int]]], looks: set[int]) -> None:
-    """Though but one of them looks ahead, and both forget."""
-    ranks, running = [histories(4 * PAGE) for _ in range(2)], [[request(slot) for slot in range(6)] for _ in range(2)]
+def test_ranks_draft_alike(steps: list[tuple[int, list[int]]], looks: set[int], publications: set[int]) -> None:
+    """Though but one of them looks ahead, both forget, and weights change behind a look."""
+    version = [0]
+    ranks = [histories(4 * PAGE, version=lambda: version[0]) for _ in range(2)]
+    running = [[request(slot) for slot in range(6)] for _ in range(2)]
     for history, reqs in zip(ranks, running, strict=True):
         history.begin(reqs)
     for number, (place, tokens) in enumerate(steps):
@@ -237,6 +294,7 @@ def test_ranks_draft_alike(steps: list[tuple[int, list[int]]], looks: set[int]) 
             says(history, reqs[place], tokens)
         if number in looks:
             ranks[0].foreseen()
+        version[0] += number in publications
         assert drafts_of(ranks[0], *running[0]) == drafts_of(ranks[1], *running[1])
     assert ranks[0].describe() == ranks[1].describe()
     assert ranks[0].describe().tokens <= 4 * PAGE

@@ -6,38 +6,36 @@ read of it for the strategy changes nothing in it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tlt_client import schemas
 from tlt_client.schemas import HistoryLoad
 
-from tlt_server.engine.requests.remembered import Asked, asked_of, digest, prompt_of
+from tlt_server.engine.requests.remembered import Asked, Batch, Response, asked_of, digest, prompt_of
 from tlt_server.errors import ConfigError
-from tlt_server.history.calibration import Calibration
 from tlt_server.history.compiled import make_index
-from tlt_server.history.index import TAIL, Drafts, Ints, no_drafts, tail_of
+from tlt_server.history.foresight import Foresight
+from tlt_server.history.index import DEEPEST, TAIL, Drafts, Ints, no_drafts, tail_of
 
-EVERY = 4
-"""Steps of the same requests from one look ahead to the next: as many as between two decisions (strategy/bandit.py)."""
 COUNTED = ("written", "lookups", "found", "drafted", "accepted")
 
 
-class Response:
-    """Of one request, from its prefill on; a retracted one begins anew. slot: its number in the index. told: tokens of
-    its output that are in there. version: of the target, that they are noted under."""
+class Step:
+    """One that was launched. heard: which of its batch's tokens were taken in before it was credited."""
 
-    def __init__(self, asked: Asked, slot: int) -> None:
-        self.asked, self.slot = asked, slot
-        self.told = self.version = 0
+    def __init__(self, batch: Batch, result: Any, prefill: bool) -> None:
+        self.batch, self.result, self.prefill = batch, result, prefill
+        self.heard: NDArray[np.bool_] | None = None
 
-
-class Look(NamedTuple):
-    """What was looked up for the strategy. told: how much of each request's output was known then."""
-
-    reqs: Sequence[Any]
-    told: Sequence[int]
-    drafts: Drafts
+    def tokens(self) -> tuple[Ints, Ints]:
+        """What a result gave each request: rows, and how many of each count. A prefill a token, a decode step what it
+        accepted. Under overlap they were copied to the CPU."""
+        rows: Ints = self.result.next_token_ids.cpu().numpy().reshape(len(self.batch.reqs), -1)
+        rows = rows.astype(np.int32, copy=False)
+        accepted = self.result.accept_lens
+        return rows, np.ones(len(rows), np.int32) if accepted is None else accepted.cpu().numpy()
 
 
 class Histories:
@@ -52,133 +50,177 @@ class Histories:
     drafted: list[int]
 
     def __init__(self, capacity: int, slots: int, deepest: int, version: Callable[[], int] = lambda: 0) -> None:
-        self.capacity, self.deepest, self.version = capacity, deepest, version
+        self.capacity, self.deepest, self.version = capacity, min(deepest, DEEPEST), version
         self._index = make_index(capacity)
-        self._spare = slots
+        self._spare, self._told = slots, np.zeros(slots + 1, np.int64)
+        self._stamped = 0
         self._cleared: dict[str, int] = {}
-        self._live: dict[int, Any] = {}
-        self._came: list[Any] = []
-        self._under_way: list[tuple[Sequence[Any], Any]] = []
-        self._look: Look | None = None
-        self._changed, self._steps = False, 0
-        self.calibration = Calibration()
-        self.counts, self._told = Counter[str](), Counter[str]()
+        self._live = dict[int, Any]()
+        self._batch: Batch | None = None
+        self._under_way: list[Step] = []
+        self._credited: list[tuple[Step, Sequence[tuple[Any, int]], int]] = []
+        self._foresight = Foresight(slots, self.deepest)
+        self.counts, self._shown = Counter[str](), Counter[str]()
 
     # -- what requests say --
 
     def begin(self, reqs: Iterable[Any]) -> None:
         """They are prefilled, or a chunk of them."""
         self.settle()
-        self._changed = True
+        self._stamp(self.version())
+        self._batch = None
         for req in reqs:
             req.tlt_response = Response(asked_of(req), req.req_pool_idx)
             self._live[req.req_pool_idx] = req
             self._set_out(req)
+            self._foresight.begun([req.req_pool_idx])
 
-    def launched(self, reqs: Sequence[Any], result: Any) -> None:
+    def launched(self, reqs: Sequence[Any], result: Any, *, prefill: bool = False) -> None:
         """A step runs; its result is credited later."""
-        self._under_way.append((tuple(reqs), result))
+        self._under_way.append(Step(self._batch_of(reqs), result, prefill))
 
     def credited(self, given: Sequence[tuple[Any, int]], result: Any) -> None:
         """A result has come, and is about to be appended to the output of the requests that it counts for, so many
         tokens to each."""
-        for place, (_, launched) in enumerate(self._under_way):
-            if launched is result:
+        for place, step in enumerate(self._under_way):
+            if step.result is result:
                 del self._under_way[: place + 1]  # they come in order: what is still before it was lost
+                # by what is active now, not when it is taken in, which is at another time on other ranks
+                self._credited.append((step, given, self.version()))
                 break
-        self._came += [req for req, _ in given]
         if (arm := getattr(result, "arm", None)) is not None and arm.of_history:
-            self.counts["accepted"] += sum(count - 1 for _, count in given)
-        self._steps += 1
-        self._changed |= self._steps % EVERY == 0
+            self.counts["accepted"] += sum(count for _, count in given) - len(given)
+        self._foresight.stepped()
 
     def settle(self) -> None:
         """Takes in what results have given since, as far as it stays."""
-        came, self._came = self._came, []
-        self._add([(req, ()) for req in came])
-        for req in came:
-            slot = req.tlt_response.slot
-            if req.finished() and self._live.get(slot) is req:
-                del self._live[slot]
+        credited, self._credited = self._credited, []
+        for step, given, version in credited:
+            self._stamp(version)
+            self._settle(step, given)
 
-    def _hear(self, reqs: Sequence[Any]) -> None:
+    def _settle(self, step: Step, given: Sequence[tuple[Any, int]]) -> None:
+        batch, came = step.batch, step.batch.plain
+        ended = [req for req, _ in given if req.finished_reason is not None]
+        for req in self._alone(step, given, ended):
+            self._follow(req)
+        for req in ended:
+            if self._live.get(slot := req.tlt_response.slot) is req:
+                del self._live[slot]
+            self._foresight.changed()
+        if step.prefill or step.heard is batch.plain:
+            return
+        if len(given) < len(batch.reqs):
+            came = came & batch.among(req for req, _ in given)
+        if ended:
+            came = came & ~batch.among(ended)
+        if step.heard is not None:
+            came = came & ~step.heard
+        if came.any():
+            self._write(batch, came, *step.tokens())
+
+    def _alone(self, step: Step, given: Sequence[tuple[Any, int]], ended: list[Any]) -> list[Any]:
+        """Whose output is looked at: of a prefill all, for a chunk gives nothing; else who may have less than came."""
+        if step.prefill:
+            return [req for req, _ in given if req.tlt_response.asked.takes_part]
+        if not step.batch.alone:
+            return ended
+        alone = step.batch.alone
+        return [req for req, _ in given if id(req) in alone or req.finished_reason is not None]
+
+    def _hear(self, batch: Batch) -> None:
         """Takes in what steps under way gave these requests: under overlap the one before, which is waited for. What
         is taken in beyond the end of one of them leads nowhere."""
-        wanted = set(map(id, reqs))
-        for of, result in self._under_way:
-            result.copy_done.synchronize()
-            given = zip(of, tokens_of(result, len(of)), strict=True)
-            self._add([(req, tokens) for req, tokens in given if id(req) in wanted])
-
-    def _add(self, given: Sequence[tuple[Any, Sequence[int]]]) -> None:
-        """What is new in the outputs of requests, and what will come behind it."""
-        version = self.version()
-        slots: list[int] = []
-        counts: list[int] = []
-        new: list[int] = []
-        for req, coming in given:
-            response, output, before = req.tlt_response, req.output_ids_through_stop, len(new)
-            if len(output) < response.told or not response.asked.writes:  # a grammar took something back
-                self._set_out(req, coming)
+        for step in self._under_way:
+            if step.heard is not None:
                 continue
-            if response.version != version:
-                response.version = version
-                self._index.stamp([response.slot], version)
-            new += output[response.told :]
-            new += coming
-            response.told = len(output) + len(coming)
-            slots.append(response.slot)
-            counts.append(len(new) - before)
-        self._index.add(slots, counts, np.array(new, np.int32))
+            step.result.copy_done.synchronize()
+            self._stamp(self.version())
+            before, (rows, lengths) = step.batch, step.tokens()
+            wanted = None if before is batch else before.among(batch.reqs)
+            step.heard = before.plain if wanted is None else wanted & before.plain
+            self._write(before, step.heard, rows, lengths)
+            for row, req in enumerate(before.reqs if before.alone else ()):
+                if id(req) in before.alone and (wanted is None or wanted[row]):
+                    self._follow(req, rows[row, : lengths[row]].tolist())
+
+    def _write(self, batch: Batch, which: NDArray[np.bool_], rows: Ints, lengths: Ints) -> None:
+        """Rows of tokens, the first ones of each as they count."""
+        slots = batch.slots
+        if which is not batch.plain or not batch.all_plain:
+            slots, rows, lengths = slots[which], rows[which], lengths[which]
+        self._index.add(slots, lengths, rows)
+        self._told[slots] += lengths
+        self.counts["written"] += int(lengths.sum())
+
+    def _follow(self, req: Any, coming: Sequence[int] = ()) -> None:
+        """One request's output as it is now, and what will come behind it."""
+        response, output = req.tlt_response, req.output_ids_through_stop
+        told = int(self._told[response.slot])
+        if not response.asked.writes or len(output) < told:  # a grammar took something back
+            self._set_out(req, coming)
+            return
+        new = np.array([*output[told:], *coming], np.int32)
+        self._index.add([response.slot], [len(new)], new)
+        self._told[response.slot] += len(new)
         self.counts["written"] += len(new)
+
+    def _stamp(self, version: int) -> None:
+        """What is said from here on, these weights have said."""
+        if version != self._stamped:
+            self._stamped = version
+            taking_part = [slot for slot, req in self._live.items() if req.tlt_response.asked.takes_part]
+            self._index.stamp(taking_part, version)
 
     def _set_out(self, req: Any, coming: Sequence[int] = ()) -> None:
         """What a request says next follows upon its prompt, its output and this."""
         response, output = req.tlt_response, req.output_ids_through_stop
-        response.told, response.version = len(output) + len(coming), self.version()
+        self._told[response.slot] = len(output) + len(coming)
         if response.asked.takes_part:
             said = (*req.origin_input_ids[-TAIL:], *output[-TAIL:], *coming)
             key = response.asked.key(prompt_of(req), self._cleared)
-            self._index.begin(response.slot, key, tail_of(said), response.version)
+            self._index.begin(response.slot, key, tail_of(said), self._stamped)
+
+    def _batch_of(self, reqs: Sequence[Any]) -> Batch:
+        if self._batch is None or not self._batch.is_of(reqs):
+            self._batch = Batch(reqs)
+            self._foresight.changed()
+        return self._batch
 
     # -- what they may say next --
 
     def draft(self, reqs: Sequence[Any], steps: int) -> Drafts:
         """For a step of these requests."""
         self.settle()
-        self._hear(reqs)
-        drafts = self._drafts(reqs, steps)
-        self.counts["lookups"] += sum(req.tlt_response.asked.reads for req in reqs)
-        self.counts["found"] += int((drafts.lengths > 0).sum())
+        batch = self._batch_of(reqs)
+        self._hear(batch)
+        drafts = self._drafts(batch, steps)
+        self.counts["lookups"] += batch.reading
+        self.counts["found"] += int(np.count_nonzero(drafts.lengths))
         self.drafted = drafts.lengths.tolist()
         self.counts["drafted"] += sum(self.drafted)
         return drafts
 
-    def _drafts(self, reqs: Sequence[Any], steps: int) -> Drafts:
-        reads = [place for place, req in enumerate(reqs) if req.tlt_response.asked.reads]
-        found = self._index.draft([reqs[place].tlt_response.slot for place in reads], steps)
-        if len(reads) == len(reqs):
-            return found
-        drafts = no_drafts(len(reqs), steps)
-        for every, some in zip(drafts, found, strict=True):
+    def _drafts(self, batch: Batch, steps: int) -> Drafts:
+        if batch.reading == len(batch.reqs):
+            return self._foresight.draft(self._index, batch.slots, steps)
+        drafts, reads = no_drafts(len(batch.reqs), steps), batch.reads
+        for every, some in zip(drafts, self._foresight.draft(self._index, batch.slots[reads], steps), strict=True):
             every[reads] = some
         return drafts
 
     def foreseen(self) -> list[float] | None:
         """Expected accept length of a step of the present requests, by tokens drafted from one on, without waiting for
-        the one under way: for others than before, and for the same now and then. None: as last time."""
-        if not self._changed:
+        the one under way. None: as last time."""
+        if not self._foresight.due:
             return None
         self.settle()
-        self._changed = False
-        if self._look is not None:
-            came = zip(self._look.reqs, self._look.told, strict=True)
-            self.calibration.learn(self._look.drafts, [req.output_ids_through_stop[told:] for req, told in came])
+        return self._foresight.lengths(self._index, self._present)
+
+    def _present(self) -> tuple[list[int], int]:
+        """Who reads of the requests that run, and how many these are."""
         self._live = {slot: req for slot, req in self._live.items() if req.req_pool_idx == slot}  # some were retracted
-        reqs = list(self._live.values())
-        drafts = self._drafts(reqs, self.deepest)
-        self._look = Look(reqs, [req.tlt_response.told for req in reqs], drafts) if reqs else None
-        return self.calibration.lengths(drafts) if reqs else [1.0] * self.deepest
+        return [slot for slot, req in self._live.items() if req.tlt_response.asked.reads], len(self._live)
 
     # -- what others say --
 
@@ -188,7 +230,7 @@ class Histories:
         if largest >= vocabulary:
             raise ConfigError(f"token {largest}: the model has {vocabulary}. Send ids of its own tokenizer")
         self.settle()
-        self._changed = True
+        self._foresight.begun(self._live)
         version = self.version() if given.version is None else given.version
         key = Asked(namespace=given.namespace).key(digest(given.prompt), self._cleared)
         for response in given.responses:
@@ -199,7 +241,7 @@ class Histories:
     def forget(self, namespace: str | None) -> None:
         """All that was said, or what was within a namespace: that is found no more, and overwritten in time."""
         self.settle()
-        self._look, self._changed = None, True
+        self._foresight.begun(self._live)
         if namespace is None:
             self._index = make_index(self.capacity)
         else:
@@ -218,14 +260,6 @@ class Histories:
 
     def untold(self) -> tuple[int, dict[str, int]]:
         """Tokens that are kept, and what was counted since the last time."""
-        since = self.counts - self._told
-        self._told = self.counts.copy()
+        since = self.counts - self._shown
+        self._shown = self.counts.copy()
         return self._index.tokens, since
-
-
-def tokens_of(result: Any, count: int) -> list[list[int]]:
-    """What a result gave each of `count` requests, copied to the CPU: a prefill a token, a decode step what it
-    accepted."""
-    rows: Ints = result.next_token_ids.numpy().reshape(count, -1)
-    lens = [1] * count if result.accept_lens is None else result.accept_lens.tolist()
-    return [row[:length].tolist() for row, length in zip(rows, lens, strict=True)]

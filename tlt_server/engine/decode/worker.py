@@ -204,7 +204,7 @@ class EagleWorker(EAGLEWorkerV2):
         if self.tap and chunks is not None:
             self.tap.take_chunks(result, chunks)
         if self.history is not None and remembers:
-            self.history.launched(batch.reqs, result)
+            self.history.launched(batch.reqs, result, prefill=True)
         return result
 
     def _catch_up(self, batch: Any, arm: Choice) -> int:

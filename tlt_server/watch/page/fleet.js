@@ -2,7 +2,7 @@
 
 import { h, keyed, say, set } from "./dom.js";
 import { History, summed } from "./samples.js";
-import { Charts, Holds, ServerView, Tiles } from "./server.js";
+import { Charts, historyTile, Holds, ServerView, Tiles } from "./server.js";
 import { count, length, NONE, quoted, rate, spoken } from "./words.js";
 
 const COLUMNS = ["Replica", "State", "Weights", "Running", "Tokens/s", "Accept length", "Since"];
@@ -46,7 +46,7 @@ export class FleetView {
     this.#history.add(now, sums);
     this.#last = { events, now };
     this.holds.show(held(fleet));
-    this.tiles.show(tiles(fleet, sums));
+    this.tiles.show(tiles(fleet, sums, [...watched.values()].map(({ status }) => status?.history)));
     keyed(this.body, fleet.replicas, ({ name }) => name, ({ name }) => row(name, this.choose));
     [...this.body.children].forEach((node, i) => fill(node, fleet, fleet.replicas[i], watched.get(fleet.replicas[i].name), this.chosen, now));
     this.#draw();
@@ -82,7 +82,7 @@ function underWay({ call, phase, waiting_for }) {
   return `A control call is under way: ${call}, ${phase}, waiting for ${waiting_for.join(", ") || "nobody"}.`;
 }
 
-function tiles(fleet, sums) {
+function tiles(fleet, sums, histories) {
   const ready = fleet.replicas.filter(({ state }) => state === "ready").length;
   const running = fleet.replicas.reduce((sum, each) => sum + (each.running ?? 0), 0);
   return [
@@ -91,6 +91,7 @@ function tiles(fleet, sums) {
     { name: "Accept length", value: length(sums.accept_length), note: "over all drafts" },
     { name: "Tokens/s", value: rate(sums.tokens_per_s), note: "all replicas" },
     { name: "Running", value: count(running), note: `${count(sums.waiting)} waiting` },
+    ...historyTile(histories, sums),
   ];
 }
 

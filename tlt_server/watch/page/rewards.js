@@ -19,7 +19,10 @@ export class Rewards {
     this.scroll.hidden = buckets.length === 0;
     say(this.note, buckets.length ? legend(strategy) : "This server has no drafter, so there are no arms to choose from.");
     const arms = armsOf(buckets);
-    keyed(this.head, ["batch", ...arms.keys()], (name) => name, (name) => heading(name, arms));
+    const now = buckets.find((bucket) => isNow(bucket, running));
+    const lengths = new Map(now?.arms.map((each) => [arm(each.arm), each.accept_length]));
+    const heads = [...arms].map(([name, value]) => ({ name, note: kindAndTokens(value, lengths.get(name)) }));
+    keyed(this.head, [{ name: "batch", note: "" }, ...heads], ({ name }) => name, heading);
     keyed(this.body, buckets, ({ first }) => first, row);
     const shown = strategy.selection?.mode === "paper" ? measured : expected;
     buckets.forEach((bucket, i) => fill(this.body.children[i], bucket, [...arms.keys()], running, shown));
@@ -29,7 +32,7 @@ export class Rewards {
 function legend({ mode, selection }) {
   const lost = selection.decoded_s ? ` Exploration has cost ${((100 * selection.explored_lost_s) / selection.decoded_s).toFixed(1)} % of decoding time.` : "";
   const of = selection.mode === "paper" ? "the median of what was measured" : "as expected now, from what was measured";
-  return `Tokens/s of all requests together, ${of}; grey: not tried here yet. Framed: the active arm. Mode ${mode}.${lost}`;
+  return `Tokens/s of all requests together, ${of}; grey: not tried here yet. Framed: the active arm. A pass: tokens it is expected to give a request now. Mode ${mode}.${lost}`;
 }
 
 /** By name, in the order of their depth: off first. */
@@ -39,10 +42,19 @@ function armsOf(buckets) {
   return new Map([...all].sort(([, a], [, b]) => size(a) - size(b)));
 }
 
-function heading(name, arms) {
-  const parts = name === "batch" ? ["batch"] : [h("span", {}, name), h("small", {}, kindOfArm(arms.get(name)))];
-  const node = h("th", { scope: "col" }, ...parts);
-  return { node, update() {} };
+function heading({ name }) {
+  const small = h("small", {});
+  const node = h("th", { scope: "col" }, h("span", {}, name), small);
+  return { node, update: ({ note }) => say(small, note) };
+}
+
+/** What an arm is, and how many tokens a pass of it is expected to give the batch of now. */
+function kindAndTokens(value, tokens) {
+  return value && tokens !== undefined ? `${kindOfArm(value)}, ${length(tokens)} a pass` : kindOfArm(value);
+}
+
+function isNow({ first, last }, running) {
+  return running !== null && running >= first && running <= last;
 }
 
 function row() {
@@ -54,8 +66,7 @@ function fill(node, bucket, names, running, reward) {
   const rewards = bucket.arms.map(reward).filter((value) => value !== null);
   const [least, most] = [Math.min(...rewards), Math.max(...rewards)];
   const cells = [null, ...names].map((name) => ({ name, report: reports.get(name), bucket, reward, least, most }));
-  const now = running !== null && running >= bucket.first && running <= bucket.last;
-  set(node, "aria-current", now ? "true" : null);
+  set(node, "aria-current", isNow(bucket, running) ? "true" : null);
   keyed(node, cells, ({ name }) => name, ({ name }) => {
     const cell = name === null ? h("th", { scope: "row" }) : h("td", {});
     return { node: cell, update: (item) => (name === null ? say(cell, batches(item.bucket)) : show(cell, item)) };

@@ -32,7 +32,7 @@ export class History {
   }
 }
 
-const UNKNOWN = { drafts: 0, accepted: 0, tokens_per_s: null, accept_length: null };
+const UNKNOWN = { drafts: 0, accepted: 0, recalls: 0, recalled: 0, tokens_per_s: null, accept_length: null, history_length: null };
 
 /** What one server did. */
 export class Samples {
@@ -72,10 +72,14 @@ function between(before, now) {
   const seconds = now.uptime_s - before.uptime_s;
   const drafts = now.counters.drafts - before.counters.drafts;
   const accepted = now.counters.accepted_tokens - before.counters.accepted_tokens;
+  const [recalls, recalled] = ["lookups", "accepted"].map((name) => (now.history?.[name] ?? 0) - (before.history?.[name] ?? 0));
   const known = seconds > 0 && typeof now.generated_tokens === "number" && typeof before.generated_tokens === "number";
   return {
     drafts,
     accepted,
+    recalls,
+    recalled,
+    history_length: recalls > 0 ? 1 + recalled / recalls : null,
     tokens_per_s: known ? (now.generated_tokens - before.generated_tokens) / seconds : null,
     accept_length: drafts > 0 ? 1 + accepted / drafts : null,
   };
@@ -86,7 +90,9 @@ export function summed(all) {
   const sum = (values) => (values.some((each) => each !== null) ? values.reduce((a, b) => a + (b ?? 0), 0) : null);
   const drafts = sum(all.map((each) => each.rates.drafts));
   const accepted = sum(all.map((each) => each.rates.accepted));
+  const [recalls, recalled] = ["recalls", "recalled"].map((name) => sum(all.map((each) => each.rates[name])));
   return {
+    history_length: recalls > 0 ? 1 + recalled / recalls : null,
     tokens_per_s: sum(all.map((each) => each.rates.tokens_per_s)),
     accept_length: drafts > 0 ? 1 + accepted / drafts : null,
     running: sum(all.map((each) => each.history.last?.running ?? null)),

@@ -5,7 +5,7 @@ import { h, keyed, say, set } from "./dom.js";
 import { Rewards } from "./rewards.js";
 import { SPAN_S, timeOf } from "./samples.js";
 import { Timeline } from "./timeline.js";
-import { alarming, arm, batches, count, kindOfArm, lane, length, NONE, quoted, rate, spoken } from "./words.js";
+import { alarming, arm, batches, compact, count, kindOfArm, lane, length, NONE, quoted, rate, spoken } from "./words.js";
 
 const SPANS = [
   [300, "5 min"],
@@ -150,7 +150,18 @@ function tiles(status, strategy, rates) {
     { name: "Arm", value: arm(active), note: bucket ? `${kindOfArm(active)}, batches of ${batches(bucket)}` : kindOfArm(active) },
     { name: "Target", value: target ? `${target.version}` : NONE, note: target ? quoted(target.weight_version) : "" },
     { name: "Drafter", value: drafter ? `${drafter.live.version}` : NONE, note: drafter ? behind(drafter, target) : "none" },
+    ...historyTile([status.history], rates),
   ];
+}
+
+/** Tokens of a pass that history drafts for, of one server or several; nothing where none keeps any. */
+export function historyTile(histories, rates) {
+  const kept = histories.filter(Boolean);
+  if (kept.length === 0) return [];
+  const sum = (name) => kept.reduce((all, each) => all + each[name], 0);
+  const share = sum("lookups") ? `${((100 * sum("found")) / sum("lookups")).toFixed(0)} % found` : "not asked yet";
+  const note = `${share}, ${compact(sum("tokens"))} of ${compact(sum("capacity"))} tokens`;
+  return [{ name: "Of history", value: length(rates.history_length), note }];
 }
 
 function behind({ live }, target) {

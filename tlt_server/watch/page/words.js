@@ -8,6 +8,13 @@ export function count(value) {
   return value === null || value === undefined ? NONE : whole.format(value);
 }
 
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** A large number, as 16.8M. */
+export function compact(value) {
+  return short.format(value);
+}
+
 export function length(value) {
   return value === null || value === undefined ? NONE : value.toFixed(2);
 }
