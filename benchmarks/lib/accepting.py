@@ -20,7 +20,7 @@ from tlt_client import Client, DrafterUpdate
 from benchmarks.lib.command import EMBEDDED, Models, out
 from benchmarks.lib.reload.weights import noisy
 from benchmarks.lib.servers import Answer
-from benchmarks.lib.sides import NATURAL_FLAGS, Side, SideServer, Site, awake, side_by_side
+from benchmarks.lib.sides import Side, SideServer, Site, awake, side_by_side
 from benchmarks.lib.strategies import Strategies, fixed
 from benchmarks.models import shapes
 from benchmarks.models.workloads import MODELS, Workload
@@ -97,8 +97,8 @@ def natural(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterat
     group = [side for side in fixed(most, plan.sizes[-1]) if side.drafts]
     contexts = max(case.context or 0 for case in plan.cases)
     held = max(HELD * plan.sizes[-1], (contexts + HELD) * MOST_CONTEXTS)
-    flags = (*NATURAL_FLAGS, "--watchdog", "observe")  # it would take back what is meant to be worse
-    site = Site(models.target, models.drafter, logs, plan.sizes, held, flags=flags)
+    flags = ("--watchdog", "observe")  # it would take back what is meant to be worse
+    site = Site(models.target, models.drafter, logs, plan.sizes, held, flags=flags, natural=True)
     with tempfile.TemporaryDirectory() as scratch, side_by_side(group, site) as servers, ThreadPoolExecutor(1) as pool:
         asking = Asking(servers[group[0].server], plan.longest, pool)
         parts = (models.workload.models / each.name for each in (models.target, models.drafter))

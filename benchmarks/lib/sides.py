@@ -32,8 +32,9 @@ GPU_FLAGS = [
 ]
 # Ranks reduce by NCCL alone: SGLang's own kernels want NVLink multicast, which not every host lets a program use.
 PLAIN_NCCL = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
-# To natural ends: SGLang does not keep room for all to be as long as allowed.
+# To natural ends: SGLang does not keep room for all to be as long as allowed, nor for one that it is about to let in.
 NATURAL_FLAGS = ("--schedule-conservativeness", "0.1")
+NATURAL_ENVIRONMENT = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "256"}
 # What a server takes beside weights and cache: context, workspace, graphs, logits; measured, rounded up.
 OVERHEAD_GB = {
     "gpu": {"plain": 5, "speculation": 8, "further_arm": 1.5},
@@ -109,6 +110,7 @@ class Site:
 
     upstream: a folder with SGLang as its authors ship it; its sides need one.
     max_tokens: in each server's KV cache.
+    natural: responses end where the model ends them, long before the most that they may have.
     """
 
     target: Path
@@ -119,6 +121,7 @@ class Site:
     upstream: Path | None = None
     context: int | None = None
     flags: Sequence[str] = field(default_factory=list)
+    natural: bool = False
 
     def command(self, side: Side) -> tuple[list[str], list[str], dict[str, str]]:
         """Module, its flags, and environment of a side."""
@@ -127,6 +130,9 @@ class Site:
         flags += ["--max-total-tokens", str(self.max_tokens), "--max-running-requests", str(max(self.batches) + 16)]
         flags += ["--context-length", str(self.context)] if self.context else []
         environment: dict[str, str] = {}
+        if self.natural:
+            flags += NATURAL_FLAGS
+            environment |= NATURAL_ENVIRONMENT
         if has_gpu():
             graphs = [str(batch) for batch in self.batches if batch <= side.max_batch]
             flags += [*GPU_FLAGS, "--cuda-graph-bs-decode", *graphs]

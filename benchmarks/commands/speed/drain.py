@@ -37,7 +37,7 @@ from benchmarks.lib.comparison import LAGS, PLAIN
 from benchmarks.lib.drained import COLD, ELASTIC, TABLE, Drained, drain_figures, summary
 from benchmarks.lib.draining import DecodeStep, Speeds, decode_steps
 from benchmarks.lib.servers import Answer, Request, logging_steps
-from benchmarks.lib.sides import NATURAL_FLAGS, Side, SideServer, Site, awake, name_of, servers_of, side_by_side
+from benchmarks.lib.sides import Side, SideServer, Site, awake, name_of, servers_of, side_by_side
 from benchmarks.lib.strategies import Strategies, by_batch, name_of_choice, selection
 from benchmarks.lib.training.lengths import GROUP, PROBLEMS, kept
 from tlt_server.config import Arm
@@ -205,8 +205,10 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     work = natural if arguments.natural else recorded
     batches = {count: work(models, count, shorter) for count in counts}
     held = max(_held(each, natural=arguments.natural) for each in batches.values())
-    context, more = (None, NATURAL_FLAGS) if arguments.natural else (2048, ())
-    site = Site(models.target, models.drafter, logs, sizes, held, arguments.upstream, context, more)
+    context = None if arguments.natural else 2048
+    site = Site(
+        models.target, models.drafter, logs, sizes, held, arguments.upstream, context, natural=arguments.natural
+    )
     figures: Figures = {}
     strategies = Strategies()
     with side_by_side(group, site) as servers:

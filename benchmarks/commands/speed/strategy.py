@@ -29,7 +29,7 @@ from benchmarks.lib import parts, tables
 from benchmarks.lib.command import Models, parser, positive
 from benchmarks.lib.comparison import PLAIN, Measured, mean_rate, measuring, totals
 from benchmarks.lib.decoding import Load
-from benchmarks.lib.sides import NATURAL_FLAGS, Side, Site, name_of
+from benchmarks.lib.sides import Side, Site, name_of
 from benchmarks.lib.strategies import OFF, fixed, learning, name_of_choice
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
@@ -191,10 +191,10 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     else:
         prompts = models.prompts(max(batches))
         loads = [load_of(prompts[:batch], arguments.smoke) for batch in batches]
-    context, flags = (None, NATURAL_FLAGS) if natural else (2048, ())
+    context = None if natural else 2048
     # all sizes in every part: the server's own buckets depend on those it has graphs for
     held = held_at(batches if natural else every, natural=natural)
-    site = Site(models.target, models.drafter, logs, every, held, arguments.upstream, context, flags)
+    site = Site(models.target, models.drafter, logs, every, held, arguments.upstream, context, natural=natural)
     static = [arm for arm, most in NATURAL_PEERS.items() if natural and max(batches) <= most]
     group = sides(every, bool(arguments.upstream), arguments.smoke, static)
     if natural:

@@ -21,7 +21,7 @@ from benchmarks.lib.draining import decode_steps
 from benchmarks.lib.history.drained import EPOCHS, KINDS, STATES, UNREPEATED, Run, figures_of, tokens_a_pass
 from benchmarks.lib.reload.weights import noisy
 from benchmarks.lib.servers import Request, logging_steps
-from benchmarks.lib.sides import NATURAL_FLAGS, Side, SideServer, Site, awake, side_by_side
+from benchmarks.lib.sides import Side, SideServer, Site, awake, side_by_side
 from benchmarks.lib.strategies import Strategies, selection
 from benchmarks.models import shapes
 from benchmarks.models.workloads import MODELS, Workload
@@ -176,7 +176,7 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
     more = {"undrafted": (), "arms": ("--watchdog", "observe")}
     flags = {name: (*logging_steps(log), *more[name]) for name, log in step_logs.items()}
     asked = turns(plan, arguments.states, flags)
-    site = Site(models.target, models.drafter, logs, plan.sizes, HELD * plan.requests, flags=NATURAL_FLAGS)
+    site = Site(models.target, models.drafter, logs, plan.sizes, HELD * plan.requests, natural=True)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         drafters = {"fresh": models.drafter}

@@ -43,7 +43,7 @@ QUESTIONS = (
         "And how much faster with long contexts? The bandit, 8 requests",
         "context.h200",
         "speed.md#context",
-        [(f"{n:,} tokens", f"context_speedup_{n}_8", "{:.2f}") for n in (512, 8192, 32768)],
+        [(f"{n:,} tokens", f"context_speedup_{n}_8", "{:.2f}") for n in (8192, 32768)],
     ),
     Question(
         "Is the bandit as fast as the best arm?",
@@ -60,10 +60,8 @@ QUESTIONS = (
         "strategy.md#drain",
         [
             ("bandit over plain decoding, 32 requests", "drain_natural_speedup_32", "{:.2f}"),
-            ("the same, with nothing learned before", "drain_natural_cold_speedup_32", "{:.2f}"),
             ("bandit over the best arm by itself", "drain_natural_over_static_32", "{:.3f}"),
             ("bandit over plain decoding, 128 requests", "drain_natural_speedup_128", "{:.2f}"),
-            ("bandit over plain decoding, 512 requests", "drain_natural_speedup_512", "{:.2f}"),
         ],
     ),
     Question(
@@ -72,7 +70,6 @@ QUESTIONS = (
         "strategy.md#switching",
         [
             ("ms that a switch of arms adds", "switching_ms", "{:.2f}"),
-            ("GiB of CUDA graphs", "graphs_gib", "{:.2f}"),
             ("greedy answers that differ, and by no tie", "greedy_non_ties_lottery", "{:,}"),
         ],
     ),

@@ -16,7 +16,7 @@ from benchmarks.commands.speed.strategy import ARMS as GPU_ARMS
 from benchmarks.commands.speed.strategy import CPU_ARMS
 from benchmarks.lib.command import Models
 from benchmarks.lib.servers import logging_steps
-from benchmarks.lib.sides import NATURAL_FLAGS, Side, SideServer, Site, awake, side_by_side
+from benchmarks.lib.sides import Side, SideServer, Site, awake, side_by_side
 from benchmarks.lib.step.plan import AGAIN, FROZEN, MUTED, OFF, ONLINE, PLAIN, TRAINED
 from benchmarks.lib.strategies import fixed
 from benchmarks.lib.training.trainers import training
@@ -112,7 +112,7 @@ def serving(
         if name in TRAINED:
             control, status = stack.enter_context(_trainer(models, folder, seed, mute=name == MUTED))
             flags, packs = [*flags, "--trainer", control], stack.enter_context(Packs(status))
-        site = Site(models.target, models.drafter, folder, sizes, HELD, flags=NATURAL_FLAGS)
+        site = Site(models.target, models.drafter, folder, sizes, HELD, natural=True)
         side = replace(next(iter(sides.values())), flags=tuple(flags), max_batch=sizes[-1])
         servers = stack.enter_context(side_by_side([side], site))
         yield Serving(stack.enter_context(awake(servers[side.server])), sides, steps, packs)
