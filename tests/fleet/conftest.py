@@ -70,7 +70,10 @@ class Fleet:
     # -- the front --
 
     def run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+        except TimeoutError as error:
+            raise AssertionError("\n".join(map(repr, asyncio.all_tasks(self.loop)))) from error
 
     def start(self, *names: str) -> "Fleet":
         """A front over these, started if they were not; returns once all are ready."""

@@ -29,6 +29,10 @@ class Step:
         self.batch, self.result, self.prefill = batch, result, prefill
         self.heard: NDArray[np.bool_] | None = None
 
+    def hear(self, which: NDArray[np.bool_]) -> None:
+        """These tokens are taken in now."""
+        self.heard = which
+
     def tokens(self) -> tuple[Ints, Ints]:
         """What a result gave each request: rows, and how many of each count. A prefill a token, a decode step what it
         accepted. Under overlap they were copied to the CPU."""
@@ -138,8 +142,8 @@ class Histories:
             self._stamp(self.version())
             before, (rows, lengths) = step.batch, step.tokens()
             wanted = None if before is batch else before.among(batch.reqs)
-            step.heard = before.plain if wanted is None else wanted & before.plain
-            self._write(before, step.heard, rows, lengths)
+            step.hear(taken := before.plain if wanted is None else wanted & before.plain)
+            self._write(before, taken, rows, lengths)
             for row, req in enumerate(before.reqs if before.alone else ()):
                 if id(req) in before.alone and (wanted is None or wanted[row]):
                     self._follow(req, rows[row, : lengths[row]].tolist())
