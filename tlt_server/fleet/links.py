@@ -99,7 +99,8 @@ class Links:
         """Whether any process listens there; one that takes no connection in time may do so still."""
         parts = URL(url)
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(parts.host, parts.port), CONNECT_S)
+            async with asyncio.timeout(CONNECT_S):  # `wait_for` of Python 3.11 may lose a cancellation
+                _, writer = await asyncio.open_connection(parts.host, parts.port)
         except ConnectionRefusedError:
             return False
         except (TimeoutError, OSError):

@@ -57,7 +57,8 @@ class Registered:
             except ServerFailed as error:
                 self._says(str(error))
             try:
-                await asyncio.wait_for(self._turn.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):  # `wait_for` of Python 3.11 may lose a cancellation
+                    await self._turn.wait()
             except TimeoutError:
                 continue  # it may have dropped one by itself
             finally:
