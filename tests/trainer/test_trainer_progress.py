@@ -48,14 +48,11 @@ def test_it_stands_below_the_log_in_a_terminal(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("COLUMNS", "200")
         handler = logging.StreamHandler(stderr)
         log = logging.getLogger()
-        log.addHandler(handler)
-        try:
-            with in_terminal(lambda: status(steps=42)):
-                log.warning("something happened")
-                time.sleep(0.7)
-            log.warning("afterwards")
-        finally:
-            log.removeHandler(handler)
+        monkeypatch.setattr(log, "handlers", [handler])  # others' may write to what is closed
+        with in_terminal(lambda: status(steps=42)):
+            log.warning("something happened")
+            time.sleep(0.7)
+        log.warning("afterwards")
         assert handler.stream is stderr
         stderr.flush()
         seen = ""

@@ -202,10 +202,8 @@ def test_focus_stays_while_it_updates(server: StandIn, seen: Recorded, opened: O
     page = opened(server.url, fast=True)
     page.wait_for_selector(".events li")
     page.locator(".events").focus()
-    reads = seen.reads
     seen.event("drafter_frozen", version=2)
     until(page, "document.querySelector('.events li .text').textContent.includes('held back')")
-    assert seen.reads > reads
     assert page.evaluate("document.activeElement.className") == "events"
 
 
