@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tlt_client.schemas import HistoryLoad
 
+from benchmarks.lib.history.host import Request
 from tlt_server.config import Arm
 from tlt_server.engine.decode.history import Histories
 from tlt_server.errors import ConfigError
@@ -18,17 +19,6 @@ from tlt_server.history.index import PAGE, Drafts
 
 PROMPT, STEPS = [3, 1, 4, 1, 5], 7
 SAID = [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6]
-
-
-class Request(Made):
-    """As a scheduler holds one."""
-
-    finished_len: int | None = None
-    finished_reason: Any = None
-
-    @property
-    def output_ids_through_stop(self) -> Any:
-        return self.output_ids if self.finished_len is None else self.output_ids[: self.finished_len]
 
 
 def request(slot: int, prompt: list[int] = PROMPT, rid: str = "r", **custom: Any) -> Any:
