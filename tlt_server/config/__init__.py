@@ -174,6 +174,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         left out where they do not fit. None: any.
     speculation: False serves without a drafter whatever `drafter` says.
     history_tokens: of responses that each rank remembers, where an arm is of history; of memory, 48 bytes each.
+    prefill_delay_steps: decode steps that a request may wait at most for others to be prefilled with; 0: none.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
         trainer neither opens a session nor pauses.
     allow_partial: whether a publication may leave tensors of the target as they are; one of a session may as the
@@ -197,6 +198,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph_memory_gb: float | None = None
     speculation: bool = True
     history_tokens: Annotated[int, msgspec.Meta(ge=1024, le=2**31)] = 2**24
+    prefill_delay_steps: Annotated[int, msgspec.Meta(ge=0)] = 32
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     allow_partial: bool = False
     trainer: Trainer | None = None

@@ -20,6 +20,7 @@ from tlt_server.engine.decode.verify import counts_late
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.features.sharing import Sharing, sharing_of
 from tlt_server.engine.ranks import gathered
+from tlt_server.engine.requests.delay import delay_prefills
 from tlt_server.engine.sampling.undrafted import Undrafted
 from tlt_server.engine.weights.drafter import Drafter
 from tlt_server.engine.weights.head import head_of
@@ -147,6 +148,7 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     elif scheduler.is_generation and not counts_late(scheduler.server_args):
         Undrafted(scheduler.tp_worker)
     drafter = _drafter(scheduler, events, speculation, config)
+    delay_prefills(scheduler, config.prefill_delay_steps)
     speaks = scheduler.ps.attn_tp_rank == 0  # each rank settles the same steps
     step_log = StepLog(Path(config.step_log)) if config.step_log and speaks else None
     sharing, group = sharing_of(scheduler, publications), scheduler.tp_cpu_group
