@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tlt_server.config import Arm, ServerConfig, widest
 from tlt_server.engine.graphs.capture import Graphs, Pass
+from tlt_server.engine.graphs.prefills import plan_prefills
 from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION
 
 
@@ -43,6 +44,8 @@ class Arms:
             Pass(self._draft.draft_extend_attn_backend, None),
             self._shaped(self._widest),
         )
+        for own in (self._own.verification, self._own.draft_extend):
+            plan_prefills(own.attention)
         self._shared: dict[tuple[str, tuple[Arm, ...]], Pass] = {}
         # what is captured later uses the memory of what was captured first: the largest goes first
         ordered = sorted(arms, key=lambda arm: arm.num_draft_tokens, reverse=True)

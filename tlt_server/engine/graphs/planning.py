@@ -5,8 +5,8 @@ plan, which depends on each request's length. SGLang has flashinfer read the len
 in every step. Here the tables that kernels read are written where they lie, by two small kernels, and flashinfer's
 planner is given the scheduler's lengths. A chain needs no mask; a tree's is packed where the kernel reads it.
 
-What is not planned here is planned by SGLang as before: another backend's passes, eager ones, sliding windows, and
-decoding without tensor cores.
+What is not planned here is planned by SGLang as before: another backend's passes, eager ones (but for prefills,
+prefills.py), sliding windows, and decoding without tensor cores.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tlt_server.engine.graphs.workspace import flashinfer_backends
 
 def plan_verification(attention: Any, verified: int, *, chain: bool) -> None:
     """Verification of so many tokens of each request, which are a chain or a tree."""
-    for backend in _plannable(attention):
+    for backend in plannable(attention):
         if chain:
             # override: a chain needs no mask, for which upstream keeps a buffer in each graph
             backend._create_prefill_wrappers = partial(_maskless, backend._create_prefill_wrappers)
@@ -32,7 +32,7 @@ def plan_verification(attention: Any, verified: int, *, chain: bool) -> None:
 
 def plan_extends(attention: Any, rows: int) -> None:
     """Draft-extend of so many tokens for each request."""
-    for backend in _plannable(attention):
+    for backend in plannable(attention):
         updater = backend.indices_updater_prefill
         # override: as in plan_verification
         updater.update = ByLength(updater, rows=rows)
@@ -40,7 +40,7 @@ def plan_extends(attention: Any, rows: int) -> None:
 
 def plan_decodes(attention: Any) -> None:
     """Decoding of one token for each request."""
-    for backend in _plannable(attention):
+    for backend in plannable(attention):
         updater = backend.indices_updater_decode
         # override: as in plan_verification
         updater.update = ByLength(updater, rows=1)
@@ -48,7 +48,7 @@ def plan_decodes(attention: Any) -> None:
 
 def plan_drafts(attention: Any) -> None:
     """The drafter's passes of one step, a backend for each."""
-    if _plannable(attention):
+    if plannable(attention):
         # override: as in plan_verification, once for all passes of a draft
         attention.init_forward_metadata_out_graph = DraftSteps(attention)
 
@@ -77,7 +77,7 @@ class ByLength:
         torch.cumsum(counted, 0, dtype=torch.int32, out=wrapper._paged_kv_indptr_buf[1:])
         _fill(self._updater.req_to_token, requests, counted, wrapper)
         lens = (seq_lens_cpu + self._ahead).to(torch.int32)
-        ends = _ends(lens)
+        ends = ends_of(lens)
         if self._masked:
             _pack(named["spec_info"].custom_mask, counted, self._rows * int(ends[-1]), wrapper, self._rows)
         with self._turns.next():
@@ -102,7 +102,7 @@ class DraftSteps:
         _fill_drafts(attention, forward_batch)
         passes = torch.arange(1, len(backends) + 1)
         lens = (host[:bs].repeat_interleave(attention.topk) + passes[:, None]).to(torch.int32)
-        ends = _ends(lens)
+        ends = ends_of(lens)
         with self._turns.next():
             for backend, of_pass, end in zip(backends, lens, ends, strict=True):
                 _plan(backend.indices_updater_decode, backend.decode_cuda_graph_metadata[bs][0], of_pass, end, rows=1)
@@ -127,7 +127,7 @@ class Turns:
         self._copied = _mark()
 
 
-def _plannable(attention: Any) -> list[Any]:
+def plannable(attention: Any) -> list[Any]:
     """Its flashinfer backends, if all of them can be planned here."""
     found = flashinfer_backends(attention)
     return [] if any(each.dispatch_reason is not None or each.enable_deterministic for each in found) else found
@@ -152,7 +152,7 @@ def _plan_without_mask(plan: Callable[..., None], *args: Any, **named: Any) -> N
     plan(*args, **{**named, "custom_mask": None})
 
 
-def _ends(lens: torch.Tensor) -> torch.Tensor:
+def ends_of(lens: torch.Tensor) -> torch.Tensor:
     """[..., n] int32 lengths to [..., n + 1] int32: where each begins, and where the last one ends."""
     ends = torch.zeros(*lens.shape[:-1], lens.shape[-1] + 1, dtype=torch.int32)
     torch.cumsum(lens, -1, dtype=torch.int32, out=ends[..., 1:])
