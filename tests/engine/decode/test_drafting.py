@@ -41,36 +41,39 @@ def in_force(noise: DraftNoise) -> int:
 
 
 def test_of_a_draft_extend_in_a_padded_graph_the_rows_that_are_read() -> None:
-    """Upstream leaves the counts of the padding among those of the batch."""
+    """Logits are of one row of each request, and of the padding; upstream selects them of all rows all the same, and
+    leaves the counts of the padding among those of the batch."""
     worker, width = drafting(), 4
     worker.noise.follow(info([5, 6, 7]))
-    before = torch.randn(3 * width, VOCAB)
-    logits, accepted = before.clone(), [1, 4, 2]
+    before, accepted = torch.randn(4, VOCAB), [1, 4, 2]
+    output = SimpleNamespace(next_token_logits=before.clone())
     batch = SimpleNamespace(
         forward_mode=ForwardMode.DRAFT_EXTEND_V2,
+        input_ids=torch.zeros(3 * width),
         positions=torch.arange(3 * width) + 20,
         batch_size=3,
         req_pool_indices=torch.tensor([1, 2, 3]),
         spec_info=SimpleNamespace(num_accept_tokens=torch.tensor([*accepted, width])),
     )
-    worker.make_noisy(logits, batch)
+    worker.make_noisy(output, batch)
     read = [width * request + count - 1 for request, count in enumerate(accepted)]
-    for seed, row in zip((5, 6, 7), read, strict=True):
-        torch.testing.assert_close(logits[row], noisy(before[row], seed, 20 + row + 2))
-    others = [row for row in range(3 * width) if row not in read]
-    assert torch.equal(logits[others], before[others])
+    logits = output.next_token_logits[torch.tensor(read)]
+    assert type(logits) is torch.Tensor
+    assert logits.shape == (3, VOCAB)
+    for place, (seed, row) in enumerate(zip((5, 6, 7), read, strict=True)):
+        torch.testing.assert_close(logits[place], noisy(before[place], seed, 20 + row + 2))
 
 
 def test_of_a_prefill_the_last_position_of_each_request() -> None:
     worker = drafting()
     worker.noise.follow(info([5, 6], temperature=0.5))
     before = torch.randn(2, VOCAB)
-    logits = before.clone()
+    output = SimpleNamespace(next_token_logits=before.clone())
     lengths = torch.tensor([9, 4])
     batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, positions=torch.arange(13), batch_size=2, seq_lens=lengths)
-    worker.make_noisy(logits, batch)
+    worker.make_noisy(output, batch)
     for row, (seed, length) in enumerate(((5, 9), (6, 4))):
-        torch.testing.assert_close(logits[row], noisy(2 * before[row], seed, length + 1))
+        torch.testing.assert_close(output.next_token_logits[row], noisy(2 * before[row], seed, length + 1))
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -78,12 +81,12 @@ def test_of_a_step_of_a_tree_every_branch(greedy: bool) -> None:
     worker, branches = drafting(), 3
     worker.noise.follow(info([5, 6], greedy=greedy))
     before = torch.randn(2 * branches, VOCAB)
-    logits = before.clone()
+    output = SimpleNamespace(next_token_logits=before.clone())
     positions = torch.tensor([30] * branches + [40] * branches)
-    worker.make_noisy(logits, SimpleNamespace(forward_mode=ForwardMode.DECODE, positions=positions, batch_size=2))
+    worker.make_noisy(output, SimpleNamespace(forward_mode=ForwardMode.DECODE, positions=positions, batch_size=2))
     for row in range(2 * branches):
         expected = before[row] if greedy else noisy(before[row], 5 + row // branches, int(positions[row]) + 2)
-        torch.testing.assert_close(logits[row], expected)
+        torch.testing.assert_close(output.next_token_logits[row], expected)
 
 
 @pytest.mark.parametrize("best", range(len(SHARPNESS)))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
@@ -40,28 +40,36 @@ class Drafting(EagleDraftWorker):
     def add_noise(self) -> None:
         """Once pools are there, and before anything is captured."""
         self.noise = DraftNoise(self.req_to_token_pool.req_to_token.shape[0], self.device)
-        forward = self.draft_runner.forward
+        forward, forward_model = self.draft_runner.forward, self.draft_runner.model.forward
 
         def noisy(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
             result = forward(forward_batch, *args, **kwargs)
-            self.make_noisy(result.logits_output.next_token_logits, forward_batch)
+            self.make_noisy(result.logits_output, forward_batch)
             return result
+
+        def selective(input_ids: Any, positions: Any, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+            if forward_batch.forward_mode == ForwardMode.DRAFT_EXTEND_V2:
+                # override: of one pass: the rows of which it wants logits; of all hidden states it selects itself
+                forward_batch.spec_info.select_index = _last_accepted(forward_batch)
+                forward_batch.capture_hidden_mode = CaptureHiddenMode.FULL
+            return forward_model(input_ids, positions, forward_batch, *args, **kwargs)
 
         # override: upstream's draft worker chooses children from what its model runner returns
         self.draft_runner.forward = noisy
+        # override: upstream has logits of all rows that draft-extend reads, and needs one of each request
+        self.draft_runner.model.forward = selective
 
-    def make_noisy(self, logits: torch.Tensor | None, forward_batch: ForwardBatch) -> None:
-        """The drafter's logits after a pass, in place: those that children are chosen from."""
+    def make_noisy(self, output: Any, forward_batch: ForwardBatch) -> None:
+        """The drafter's logits after a pass, those that children are chosen from. output: `LogitsProcessorOutput`."""
+        logits = output.next_token_logits
         if logits is None or not len(logits):
             return
         mode, positions, bs = forward_batch.forward_mode, forward_batch.positions, forward_batch.batch_size
-        if mode == ForwardMode.DRAFT_EXTEND_V2:  # of each request, the row after what was accepted
-            rows = torch.arange(0, len(logits), len(logits) // bs, device=logits.device)
-            rows += forward_batch.spec_info.num_accept_tokens[:bs] - 1  # a graph pads them
-            chosen, at = logits[rows], positions[rows]
-            self.noise.compare(chosen, at, forward_batch.req_pool_indices, self.hot_token_id)
-            self.noise.add(chosen, at, 1, self.hot_token_id)
-            logits[rows] = chosen
+        if mode == ForwardMode.DRAFT_EXTEND_V2:
+            logits, at = logits[:bs], positions[_last_accepted(forward_batch)]  # a graph pads them
+            self.noise.compare(logits, at, forward_batch.req_pool_indices, self.hot_token_id)
+            self.noise.add(logits, at, 1, self.hot_token_id)
+            output.next_token_logits = logits.as_subclass(Selected)
         elif mode == ForwardMode.EXTEND:  # a prefill, or catching up: the last row of each request
             self.noise.add(logits, forward_batch.seq_lens - 1, 1, self.hot_token_id)
         else:
@@ -112,6 +120,20 @@ class Drafting(EagleDraftWorker):
         self.topk, self.speculative_num_draft_tokens = self.widest, self.rows
         super()._draft_extend_for_decode(batch, result)
         self.topk, self.speculative_num_draft_tokens = topk, nodes
+
+
+class Selected(torch.Tensor):
+    """Logits of those rows alone that upstream is going to select of all: by whatever index, it gets these."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def _last_accepted(forward_batch: ForwardBatch) -> torch.Tensor:
+    """Of the rows that draft-extend reads of each request, the last that was accepted: [bs] int64."""
+    rows, bs = len(forward_batch.input_ids), forward_batch.batch_size
+    begins = torch.arange(0, rows, rows // bs, device=forward_batch.input_ids.device)
+    return begins + forward_batch.spec_info.num_accept_tokens[:bs] - 1
 
 
 def _front(values: Any, nodes: int, rows: int) -> Any:

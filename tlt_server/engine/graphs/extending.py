@@ -10,5 +10,5 @@ class DraftExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
 
     def execute(self, forward_batch: Any) -> Any:
         output = super().execute(forward_batch)
-        self.eagle_worker.make_noisy(output.next_token_logits, forward_batch)
+        self.eagle_worker.make_noisy(output, forward_batch)
         return output
