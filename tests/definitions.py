@@ -17,7 +17,7 @@ PLACEHOLDERS = {
     "OLD": "good|random",
     "WHERE": "running|prefix",
     "ROUTE": r"eagle3?_tp\d+_(disk|tensor|distributed|ipc)",
-    "SIDE": r"(upstream_)?(plain(_random)?|adaptive|off|paper|bandit(_cold)?|elastic|table"
+    "SIDE": r"(upstream_|1500m_|32b_|moe_|fp8_)?(plain(_random)?|adaptive|off|paper|bandit(_cold)?|elastic|table"
     r"|(chain|tree)(_\d+)+(_accept_\d+)?)",
     "CHAIN": r"chain_\d+(_temperature_06|_top_p_095|_noised|_stale|_eagle3)?",
     "SERVER": "one|naive|pool",
@@ -26,6 +26,7 @@ PLACEHOLDERS = {
     "STATE": "fresh|stale",
     "DRAWN": r"off|(chain|history)_\d+",
     "BATCH": r"\d+x\d+(_long)?(_change)?",
+    "SHAPE": "1500m|32b|moe|fp8",
     "BIN": r"\d\d",
     "BUDGET": "default|everything",
     "WAY": "packed|padded|masked|sorted",

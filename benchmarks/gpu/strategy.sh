@@ -7,8 +7,9 @@
 #   costs       a step of plain decoding, of off and of one arm, kernel by kernel    costs_long  at 31,000 tokens
 #   switching   answers, costs, graphs
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
-#   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy of the parts that are there
+#   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy and shapes of the parts there
 #   one_sample  responses with speculation against off
+#   shapes_X    a step's costs in the shape of another model, 1500m, 32b, moe or fp8, and updates under load
 #   history     groups of siblings in two epochs, by history alone, and beside a fresh and a stale drafter
 # and, of long responses and contexts, each part with a name of its own, to be joined by hand (--join):
 #   accepted, eagle3    to natural ends      simulated   accept lengths      context     up to 32,768 tokens
@@ -37,17 +38,17 @@ measure() { # NAME COMMAND FLAG ...
   echo "$name: exit $? after $((SECONDS - began)) s; $(tail -n 1 "$out/$name.txt")"
 }
 
-join() {
-  local parts=("$out"/strategy_[0-9]*.json)
-  [ -f "${parts[0]}" ] || return
-  "$python" -m benchmarks strategy --join "${parts[@]}" --json "$out/strategy.h200.json" >"$out/strategy.txt" 2>&1
-  echo "strategy: joined ${#parts[@]} parts, exit $?; $out/strategy.txt"
+join() { # COMMAND PART ...
+  [ -f "$2" ] || return
+  "$python" -m benchmarks "$1" --join "${@:2}" --json "$out/$1.h200.json" >"$out/$1.txt" 2>&1
+  echo "$1: joined $(($# - 1)) parts, exit $?; $out/$1.txt"
 }
 
 for stage in "$@"; do
   case $stage in
     costs) measure profile.h200 profile "${long[@]}" "${peer[@]}" --arm 3,1,4 --batches 1 32 128 --traces "$out/traces" ;;
     costs_long) measure profile_long profile "${long[@]}" --arm 3,1,4 --batches 1 4 --context 31000 --traces "$out/traces_long" ;;
+    shapes_*) measure "$stage" shapes --shapes "${stage#shapes_}" --models "${MODELS:-/tmp/models/7b}-fp8" ;;
     history) measure history.h200 history --drain "${long[@]}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
@@ -57,7 +58,10 @@ for stage in "$@"; do
     strategy_16) measure strategy_16 strategy "${models[@]}" "${peer[@]}" --batches 16 32 64 128 256 ;;
     drain) measure drain.h200 drain "${models[@]}" "${peer[@]}" ;;
     ranks) measure switching.h200x2 switching --shape 18m --models "${MODELS:-/tmp/models/7b}-18m" --ranks 2 --steps 10000 ;;
-    join) join ;;
+    join)
+      join strategy "$out"/strategy_[0-9]*.json
+      join shapes "$out"/shapes_*.json
+      ;;
     accepted) measure accept_length_1 accept_length "${long[@]}" --natural ;;
     eagle3) measure accept_length_2 accept_length "${long[@]}" --natural --eagle3 ;;
     simulated) measure accept_length_3 accept_length "${long[@]}" ;;

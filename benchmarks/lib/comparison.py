@@ -80,7 +80,7 @@ def measuring(
                 def tick(side: Side, load: Load, number: int = number) -> None:
                     progress.update(task, advance=1, description=f"group {number}: {side.name}, {load.name}")
 
-                for found in _measure_group(group, servers, loads, rounds, tick, race):
+                for found in measure_group(group, servers, loads, rounds, tick, race):
                     yield [*measured, found]
                 measured.append(found)
 
@@ -107,7 +107,7 @@ def lagging(
     return {side.name for side, rate in rates.items() if side.drafts and rate < LAGS * best}
 
 
-def _measure_group(
+def measure_group(
     group: Sequence[Side],
     servers: Mapping[str, SideServer],
     loads: Sequence[Load],
@@ -115,6 +115,7 @@ def _measure_group(
     tick: Callable[[Side, Load], None],
     race: bool = False,
 ) -> Iterator[Measured]:
+    """One group, whose servers stand already: what there is after each round. tick: called before each visit."""
     broken: set[str] = set()
     strategies = Strategies()
 
@@ -173,10 +174,10 @@ def merged(groups: Sequence[Measured]) -> Measured:
     )
 
 
-def side_figures(measured: Sequence[Measured], loads: Sequence[Load]) -> Figures:
+def side_figures(measured: Sequence[Measured], loads: Sequence[Load], of: str = "") -> Figures:
     """Of every side at every load: rate, step time, accept length, and how it compares with plain decoding.
 
-    Plain decoding is measured in every group; its own figures are those of the first.
+    Plain decoding is measured in every group; its own figures are those of the first. of: before each side's name.
     """
     figures: Figures = {}
     for group in reversed(measured):
@@ -186,7 +187,7 @@ def side_figures(measured: Sequence[Measured], loads: Sequence[Load]) -> Figures
                 found = [window for round_ in rounds for window in round_]
                 if not found:
                     continue
-                name = f"{side.name}_{load.name}"
+                name = f"{of}{side.name}_{load.name}"
                 figures[f"tokens_per_s_{name}"] = median(window.tokens_per_s for window in found)
                 figures[f"step_ms_{name}"] = median(window.step_ms for window in found)
                 figures[f"accept_length_{name}"] = sum(window.accept_length for window in found) / len(found)

@@ -50,7 +50,7 @@ class Side:
     name: in figures.
     arm: None decodes plainly.
     upstream: SGLang as its authors ship it.
-    accept_length: simulated by SGLang, tokens; None accepts what the target accepts.
+    accept_length: simulated by SGLang, tokens, of chains; None accepts what the target accepts.
     max_batch: it is asked no more requests at once.
     flags: more of SGLang's, or ours.
     arms: several, of ours; sides that name some have one server together, those of history alone another.
@@ -149,6 +149,8 @@ class Site:
             flags += [word for arm in side.arms for word in ("--arm", str(to_client(arm)))]
         if side.accept_length:
             environment["SGLANG_SIMULATE_ACC_LEN"] = str(side.accept_length)
+            # its own drafts: of one token for all, a mixture would run the same few experts
+            environment["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
         if side.upstream:
             # in front of ours: what upstream imports is the same, and its compiled kernels are not compiled again
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self.upstream), os.getenv("PYTHONPATH"))))

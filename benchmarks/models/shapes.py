@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.models import blocks
 from benchmarks.models.padding import Padding, real_layers
 from benchmarks.models.workloads import MODELS, WORKLOADS, Workload
 from tlt_server.demo.checkpoint import load_target
@@ -89,6 +90,7 @@ def build(
     device: str | None = None,
     seed: int = 0,
     names: Sequence[str] = MODELS,
+    fp8: bool = False,
 ) -> Built:
     """Writes target and drafters to `folder`, or finds there what an equal call has written.
 
@@ -101,6 +103,7 @@ def build(
         device: where random numbers are drawn; a GPU if there is one. They differ between a GPU and a CPU.
         seed: of what is random.
         names: of those that are written, of MODELS.
+        fp8: the target's layers are quantized (blocks.py), a drafter's never.
 
     Raises:
         ConfigError: an unknown name, sizes too small, something else in `folder`, or too little space on its disk.
@@ -114,7 +117,7 @@ def build(
     _check_fits(small, shape)
     built = Built(**{name: folder / name for name in MODELS})
     recipe = {"shape": asdict(shape), "dtype": str(dtype), "seed": seed, "sources": _digest(workload)}
-    recipe |= {"models": list(names)}
+    recipe |= {"models": list(names), "fp8": fp8}
     if folder.exists():
         _check_same(folder, recipe)
         return built
@@ -125,7 +128,10 @@ def build(
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         whole = Path(scratch) / "whole"
         for name, source in wanted.items():
-            _write(whole / name, _config(source, shape, padding, dtype), _weights(source, shape, padding))
+            config, weights = _config(source, shape, padding, dtype), _weights(source, shape, padding)
+            if fp8 and name == "target":
+                config, weights = config | {"quantization_config": blocks.CONFIG}, blocks.in_blocks(weights)
+            _write(whole / name, config, weights)
         for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json") if "target" in wanted else ():
             shutil.copyfile(embedded["target"] / file, whole / "target" / file)
         (whole / RECIPE).write_text(json.dumps(recipe, indent=2) + "\n")

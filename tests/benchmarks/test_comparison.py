@@ -13,7 +13,7 @@ from benchmarks import __main__ as entrance
 from benchmarks.commands.speed import accept_length, context, speedup
 from benchmarks.lib import command
 from benchmarks.lib.command import Models
-from benchmarks.lib.comparison import PLAIN, Measured, _measure_group, lagging, merged, side_figures
+from benchmarks.lib.comparison import PLAIN, Measured, lagging, measure_group, merged, side_figures
 from benchmarks.lib.decoding import Load, Window, steady, windows
 from benchmarks.lib.sides import Side, SideServer, Site, check_memory, name_of
 from benchmarks.lib.strategies import fixed, learning
@@ -128,7 +128,7 @@ def test_a_server_that_failed_is_left_out(tmp_path: Path) -> None:
     server = SideServer(f"http://127.0.0.1:{free_port()}", 0, log=log, pid=gone.pid)
     loads = [Load("batch_1", [(1,)], 64), Load("batch_2", [(1,), (2,)], 64)]
     try:
-        one, group = _measure_group([Side(PLAIN)], {PLAIN: server}, loads, 2, lambda side, load: None)
+        one, group = measure_group([Side(PLAIN)], {PLAIN: server}, loads, 2, lambda side, load: None)
     finally:
         server.http.close()
         gone.kill()
@@ -200,7 +200,10 @@ def test_peers_get_the_same_flags_as_ours() -> None:
     peer, peer_flags, peer_environment = site(upstream=Path("/up")).command(theirs)
     assert (module, peer) == (["tlt_server", "serve"], ["sglang.launch_server"])
     assert flags == peer_flags
-    assert environment == {"SGLANG_SIMULATE_ACC_LEN": "3"}
+    assert environment == {
+        "SGLANG_SIMULATE_ACC_LEN": "3",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+    }
     assert peer_environment.pop("PYTHONPATH").startswith("/up")
     assert peer_environment == environment
 

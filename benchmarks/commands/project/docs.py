@@ -12,6 +12,7 @@ from benchmarks.commands.learning import losses as bench_losses
 from benchmarks.commands.reload import scale
 from benchmarks.commands.speed import capture, graphs, history, siblings, switching
 from benchmarks.commands.speed import drain as bench_drain
+from benchmarks.commands.speed import shapes as bench_shapes
 from benchmarks.commands.speed import strategy as bench_strategy
 from benchmarks.lib import tables
 from benchmarks.lib.adaptation import shown as adaptation
@@ -34,6 +35,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "faster": (tables.headline, ["strategy.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
     "accept_length_cpu": (tables.accept_length, ["accept_length.cpu2"]),
+    "shapes": (bench_shapes.table, ["shapes.h200"]),
     "context": (tables.context, ["context.h200"]),
     "profile": (breakdown.as_markdown, ["profile.h200"]),
     "speedup_cpu": (tables.speedup, ["speedup.cpu2"]),
