@@ -70,6 +70,16 @@ def test_what_is_foreseen_is_what_is_chosen_by() -> None:
     assert not {LONG, SHORT} & set(decode(chosen, 100)[20:])
 
 
+def test_what_is_foreseen_is_not_explored_again_and_again() -> None:
+    """Once pulled, an arm of history has told what a step takes; the drafter's are tried again: they may improve."""
+    chosen = selector()
+    chosen.foresee([1.3, 1.4, 1.5, 1.5, 1.5, 1.5, 1.5])
+    arms = decode(chosen, 2000, rate=0.8)
+    for arm in (LONG, SHORT):
+        assert arms.count(arm) <= 2
+    assert arms.count(SHALLOW) > 5
+
+
 @pytest.mark.parametrize("mode", ["bandit", "paper", "pinned"])
 def test_without_the_drafter_they_go_on(mode: str) -> None:
     chosen = selector()

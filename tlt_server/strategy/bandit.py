@@ -100,7 +100,7 @@ class Bandit:
         if rates[best] > (1 + MARGIN) * rates[active]:
             self._active[self._bucket] = active = best
         worth = {
-            arm: rate / rates[active] + BONUS * sqrt(self._step - self._pulled.get(arm, 0))
+            arm: rate / rates[active] + self._bonus(arm)
             for arm, rate in rates.items()
             if arm != active and (arm is None or self._estimates.length(arm) > 1)  # history may know of nothing to try
         }
@@ -115,6 +115,11 @@ class Bandit:
             lost = min(lost + self._estimates.reading(batch * steps), self._share * SAVED_S)
             if self._left - self._share * min(LAID_BY * self._same_weights_s, RESERVED_S) >= lost > 0:
                 self._looks = [arm] * steps
+
+    def _bonus(self, arm: Choice) -> float:
+        """What history gives is foreseen, whether it drafts or not: once pulled, it has told what a step takes."""
+        pulled = self._pulled.get(arm, 0)
+        return 0.0 if pulled and arm and arm.of_history else BONUS * sqrt(self._step - pulled)
 
     def _lost(self, arm: Choice, batch: int, cached: int, seconds: float) -> float:
         """Of a step's seconds, those in which the active arm would not have made its tokens."""

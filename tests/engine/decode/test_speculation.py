@@ -12,7 +12,7 @@ from tlt_client import schemas
 from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.config import Arm
-from tlt_server.engine.decode.speculation import Announcer, Speculation
+from tlt_server.engine.decode.speculation import COLD, Announcer, Speculation
 from tlt_server.engine.events import EventLog
 from tlt_server.engine.messages import Announce, Probe, pack, unpack_ask
 from tlt_server.errors import ConfigError
@@ -158,10 +158,33 @@ def step(speculation: Speculation) -> None:
     speculation.settled(4, [3, 0, 1, 2])
 
 
+def warm() -> Speculation:
+    """One that has its first steps behind it."""
+    speculation = Speculation(worker(), 64, EventLog())
+    for _ in range(COLD):
+        step(speculation)
+    return speculation
+
+
+def test_the_first_steps_teach_nothing() -> None:
+    """Results come a step late, as under overlap; a learned state that is put in meanwhile is what is gone on from."""
+    speculation = Speculation(worker(), 64, EventLog())
+    before = speculation.learned()
+    for number in range(COLD + 1):
+        speculation.launched(CHAIN, 1, 10)
+        if number:
+            speculation.settled(1, [0])
+    assert speculation.learned() == before
+    speculation.settled(1, [0])
+    speculation.launched(CHAIN, 1, 10)
+    speculation.settled(1, [0])
+    assert speculation.learned() != before
+
+
 @pytest.mark.parametrize("call", ["table", "launched", "settled"])
 def test_what_choosing_takes_is_counted_by_step(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Of steps with the settings in force."""
-    speculation = Speculation(worker(), 64, EventLog())
+    speculation = warm()
     assert selecting_us(speculation) is None
     slow(speculation, monkeypatch, call)
     for _ in range(3):
@@ -173,7 +196,7 @@ def test_what_choosing_takes_is_counted_by_step(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_scheduler_that_waits_for_requests_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks at the table all the time."""
-    speculation = Speculation(worker(), 64, EventLog())
+    speculation = warm()
     slow(speculation, monkeypatch, "table")
     for _ in range(10):
         speculation.announcement()
@@ -182,7 +205,7 @@ def test_a_scheduler_that_waits_for_requests_does_not_choose(monkeypatch: pytest
 
 
 def test_what_is_learned_before_a_prefill_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    speculation = Speculation(worker(), 64, EventLog())
+    speculation = warm()
     slow(speculation, monkeypatch, "interrupted")
     speculation.launched(CHAIN, 4, 100)
     speculation.interrupted()

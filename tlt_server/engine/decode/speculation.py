@@ -31,6 +31,9 @@ LEARNED = ("bandit", "paper")
 """Modes in which rank 0 decides by what it has seen."""
 OFF = ArmTable((1,), (None,))
 _TIMED_STEPS = 1000
+COLD = 8
+"""Steps that teach nothing, the first ones: of the request that SGLang warms up with, eight tokens of nobody's text.
+They take much longer than later ones, and an arm that seems so slow is not tried again for long."""
 
 
 class Speculation:
@@ -51,6 +54,7 @@ class Speculation:
         # seconds: of the newest reading of the table; since the last result, in all
         self._reading = self._choosing = 0.0
         self._selecting: deque[float] = deque(maxlen=_TIMED_STEPS)
+        self._cold_launched = self._cold_settled = COLD
         if worker is not None:
             self._selector = _selector(worker, largest)
             self._last = worker.all_arms[0]
@@ -130,13 +134,18 @@ class Speculation:
         self._last = arm or self._last
         if self._leads and self._selector is not None:
             count_step(arm)
+            if self._cold_launched:
+                self._cold_launched -= 1
+                return
             now = time.perf_counter()
             self._selector.launched(arm, batch, cached, now, behind)
             self._choosing += self._reading + time.perf_counter() - now
 
     def settled(self, batch: int, accepted: Sequence[int]) -> None:
         """A decode step's result is on the CPU: accepted drafts of each request that counts."""
-        if self._leads and self._selector is not None:
+        if self._cold_settled:
+            self._cold_settled -= 1
+        elif self._leads and self._selector is not None:
             now = time.perf_counter()
             self._selector.settled(batch, accepted, now)
             self._selecting.append(self._choosing + time.perf_counter() - now)
