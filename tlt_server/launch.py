@@ -232,17 +232,19 @@ def has_gpu() -> bool:
 
 
 def _check_drafter(server_args: "ServerArgs") -> None:
-    if drafts_by_own_head(server_args):
-        from tlt_server.drafter.mtp import require_head
+    if server_args.speculative_algorithm is None:
+        return
+    from tlt_server.drafter.capability import require_drafted
+    from tlt_server.drafter.mtp import require_head
+    from tlt_server.engine.loading.schema import require_as_published
 
+    if own_head := drafts_by_own_head(server_args):
         require_head(server_args.model_path)
-    elif server_args.speculative_algorithm is not None:
-        from tlt_server.drafter.capability import require_drafted
-
+    else:
         kind = DrafterKind(server_args.speculative_algorithm.lower())
         require_drafted(read_model_config("target", server_args.model_path), kind, f"target {server_args.model_path}")
-    if server_args.speculative_algorithm is not None:
-        check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
+    require_as_published(server_args.get_model_config(), own_head)
+    check_models(Path(server_args.model_path), Path(server_args.speculative_draft_model_path))
 
 
 def serve(config: ServerConfig, argv: Sequence[str], keys: Keys, *, insecure: bool) -> None:

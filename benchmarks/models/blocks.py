@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-CONFIG = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
-"""What config.json says of them, as `quantization_config`."""
+QUANTIZED = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+CONFIG = {"quantization_config": QUANTIZED, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+"""What config.json says of them. Of Qwen2's own class, where a shape is written as Llama's else: SGLang's Llama drops
+the scales."""
 
 
 def in_blocks(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

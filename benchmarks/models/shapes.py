@@ -44,8 +44,9 @@ class Shape(model.Shape):
 
     Qwen2's are Llama's with biases (here zero) at query, key and value, and so they are written, as Llama with
     `attention_bias`, which has one at the output too: to the model type qwen2 transformers gives Qwen2's pre-tokenizer,
-    whatever the tokenizer.json beside it says. The rotary base is the embedded target's, which costs the same; the head
-    is never tied to the embedding, as it is in the real 1.5B. `eps` follows from the sizes.
+    whatever the tokenizer.json beside it says. In fp8 they are Qwen2's all the same (blocks.py). The rotary base is the
+    embedded target's, which costs the same; the head is never tied to the embedding, as it is in the real 1.5B. `eps`
+    follows from the sizes.
     """
 
     bias: bool
@@ -130,7 +131,7 @@ def build(
         for name, source in wanted.items():
             config, weights = _config(source, shape, padding, dtype), _weights(source, shape, padding)
             if fp8 and name == "target":
-                config, weights = config | {"quantization_config": blocks.CONFIG}, blocks.in_blocks(weights)
+                config, weights = config | blocks.CONFIG, blocks.in_blocks(weights)
             _write(whole / name, config, weights)
         for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json") if "target" in wanted else ():
             shutil.copyfile(embedded["target"] / file, whole / "target" / file)

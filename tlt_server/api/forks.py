@@ -1,5 +1,5 @@
 """Routes that SGLang has in its trainers' own builds, slime's and Miles': what they do with a target that is neither
-quantized nor spread over machines."""
+packed nor spread over machines."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from tlt_server.api.scheduler import as_json, tokenizer_manager
+from tlt_server.engine.loading.schema import holds_as_published
 from tlt_server.errors import OutOfTurn, UpdateRefused
 from tlt_server.files import read_object, regular
 
@@ -35,10 +36,11 @@ class _Delta(Exception):
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_process_weights() -> Response:
     """Unpacks quantized weights before an update, and packs them after. Where none are packed there is nothing to do.
-    501: the target is quantized."""
-    if (kind := tokenizer_manager().model_config.quantization) is not None:
-        return as_json({"success": False, "message": f"{kind}: updates of quantized targets are not served"}, 501)
-    return as_json({"success": True, "message": "The target is not quantized: there is nothing to do."})
+    501: the target's are."""
+    if not holds_as_published(config := tokenizer_manager().model_config):
+        message = f"{config.quantization}: updates of targets that are quantized so are not served"
+        return as_json({"success": False, "message": message}, 501)
+    return as_json({"success": True, "message": "The target's weights lie as published: there is nothing to do."})
 
 
 @router.get("/parallelism_config")

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tlt_server.errors import UnsupportedError
+
 logger = logging.getLogger(__name__)
 
 NamedTensor = tuple[str, torch.Tensor]
 
+FP8 = torch.float8_e4m3fn
 # One is cast to another when it is loaded, as trainers that keep master weights in float32 rely on.
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -39,20 +42,50 @@ class Spec(NamedTuple):
         return None
 
 
+BLOCKS_LOADED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""SGLang's classes that are shown to load fp8 by blocks. Llama's drops the scales, and says so in its log alone."""
 Schema = Mapping[str, Spec]
 
 
 def not_finite(tensors: Iterable[NamedTensor], dtype: torch.dtype | None = None) -> list[str]:
     """The names of those that hold NaN or infinity, once they are cast to `dtype`. By the extremes, of which NaN would
-    be one: that takes one pass over memory, no more of it, and one wait for the device."""
+    be one: that takes one pass over memory, no more of it, and one wait for the device; fp8's NaN by its bits."""
+    tensors = list(tensors)
     floats = [(name, tensor) for name, tensor in tensors if tensor.dtype in FLOATS and tensor.numel()]
-    found = []
+    found = [name for name, tensor in tensors if tensor.dtype == FP8 and _has_nan(tensor)]
     for device in {tensor.device for _, tensor in floats}:
         here = [(name, tensor) for name, tensor in floats if tensor.device == device]
         extremes = [torch.stack(torch.aminmax(tensor)).to(dtype or tensor.dtype).float() for _, tensor in here]
         finite = torch.isfinite(torch.stack(extremes)).all(1).tolist()
         found += [name for (name, _), fine in zip(here, finite, strict=True) if not fine]
     return found
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())
+
+
+def holds_as_published(model_config: Any) -> bool:
+    """Whether the parameters of an upstream `ModelConfig`'s model are those of its checkpoint, so that what an update
+    brings can be held against them and written in place: unquantized, or fp8 by blocks where DeepGEMM repacks none."""
+    from sglang.srt.model_loader.utils import should_deepgemm_weight_requant_ue8m0
+
+    if model_config.quantization is None:
+        return True
+    blocks = (getattr(model_config.hf_config, "quantization_config", None) or {}).get("weight_block_size")
+    return model_config.quantization == "fp8" and bool(blocks) and not should_deepgemm_weight_requant_ue8m0(blocks)
+
+
+def require_as_published(model_config: Any, own_head: bool) -> None:
+    """Raises UnsupportedError: a target is quantized in a way that speculation was not tried with. own_head: its MTP
+    head drafts, which would be quantized too."""
+    if (kind := model_config.quantization) is None:
+        return
+    if own_head or not holds_as_published(model_config) or model_config.hf_config.architectures[0] not in BLOCKS_LOADED:
+        raise UnsupportedError(
+            f"target {model_config.model_path} is quantized ({kind}), and speculation is tested with fp8 by blocks "
+            f"(weight_block_size) of {', '.join(BLOCKS_LOADED)} alone, by an EAGLE drafter. Add --no-speculation"
+        )
 
 
 def schema_of(tensors: Iterable[NamedTensor]) -> Schema:

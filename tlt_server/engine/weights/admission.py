@@ -70,7 +70,7 @@ class TargetFit:
 class Admission:
     """Guards `load_weights` of the target while an update is under way.
 
-    fit: what it takes; None: everything (a quantized target, whose parameters are not what a checkpoint holds).
+    fit: what it takes; None: everything (a target whose parameters, quantized, are not what its checkpoint holds).
     group: the CPU process group of the ranks that hold the target. head: an MTP head that it brings.
     """
 

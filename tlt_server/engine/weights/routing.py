@@ -28,7 +28,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
 
-from tlt_server.engine.loading.schema import NamedTensor, start_schema
+from tlt_server.engine.loading.schema import NamedTensor, holds_as_published, start_schema
 from tlt_server.engine.ranks import lowest
 from tlt_server.engine.requests.held import flush_under_load
 from tlt_server.engine.transfer.transfer import Transfer
@@ -58,7 +58,7 @@ class WeightRouter(SchedulerWeightUpdaterManager):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         runner = self.tp_worker.model_runner
-        fits = runner.model_config.quantization is None
+        fits = holds_as_published(runner.model_config)
         self._fit = fit = TargetFit(runner.model, start_schema(runner)) if fits else None
         self._head = head_of(self.draft_worker)
         self._admission = Admission(runner.model, fit, self.tp_cpu_group, self._head)
