@@ -86,8 +86,8 @@ def made(plan: Plan, folder: Path, kept: Path, tokenizer: Path, tiny: bool) -> S
         built = shapes.build(TINY if tiny else str(plan.of), kept, names=("target", "drafter"), fp8=not tiny)
         torch.cuda.empty_cache()  # the servers need what building took
         weights = tensors_in(sorted(built.target.glob("*.safetensors")))
-        layer = {name: each for name, each in weights if ".layers.0." in name}
-        served = Served(built.target, built.drafter, layer)
+        part = {name: each for name, each in weights if ".layers.0.self_attn." in name}
+        served = Served(built.target, built.drafter, part)
     else:
         config = hollow.mixture(tiny) if plan.of is None else hollow.dense(plan.of, tiny)
         target, drafter = hollow.write(config, folder, tokenizer)

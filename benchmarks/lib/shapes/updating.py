@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+from tlt_client.weights.tensors import buckets
 
 from benchmarks.lib.reload.pushing import ByPath, Events
 from benchmarks.lib.reload.streams import beside
@@ -14,13 +15,16 @@ from benchmarks.lib.servers import Request, Server
 from tlt_server.errors import ServerFailed
 from tlt_server.results import Figures
 
+BUCKET_BYTES = 32 << 20
+"""They go by /dev/shm, which a container may have 64 MiB of."""
+
 
 def update(server: Server, requests: Sequence[Request], drafter: Path, part: Tensors) -> Figures:
     """Of a server that answers these requests again and again meanwhile: seconds until each was active.
 
     Args:
         drafter: for the drafter in force, of its names and shapes.
-        part: tensors of the target; a session that may be partial carries them in one flat bucket.
+        part: tensors of the target; a session that may be partial carries them in flat buckets.
 
     Raises:
         ServerFailed: either was refused.
@@ -41,7 +45,8 @@ def _published(events: Events, part: Tensors) -> float:
     trainer, began = Trainer(events.server.url), time.monotonic()
     with trainer.http:
         _taken(trainer.post("/begin_weight_update", allow_partial=True))
-        _taken(trainer.bucket(part))
+        for bucket in buckets(part, BUCKET_BYTES):
+            _taken(trainer.bucket(dict(bucket)))
         _taken(trainer.post("/end_weight_update"))
         events.wait("target_published")
     return time.monotonic() - began
