@@ -6,10 +6,11 @@ values, masks, positions), not numerics.
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -77,11 +78,14 @@ OWN: dict[str, dict[str, Any]] = {
 """What a family's configuration has beside, as its published checkpoints do."""
 
 
-def tiny(family: str, folder: Path, seed: int = 0, shift: int | None = None) -> Path:
+def tiny(
+    family: str, folder: Path, seed: int = 0, shift: int | None = None, sizes: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
     """A checkpoint of random weights, of transformers' `{family}ForCausalLM`, with the demo's tokenizer. shift: its
-    layers do little, and its head's rows are the embedding's, so many further: each token has a likeliest next one."""
+    layers do little, and its head's rows are the embedding's, so many further: each token has a likeliest next one.
+    sizes: in place of those in SMALL and OWN."""
     known = "Qwen2" if family == "MiMo" else family
-    config = getattr(transformers, f"{known}Config")(**SMALL | OWN.get(family, {}))
+    config = getattr(transformers, f"{known}Config")(**SMALL | OWN.get(family, {}) | dict(sizes))
     torch.manual_seed(seed)
     model = getattr(transformers, f"{known}ForCausalLM")(config)
     with torch.no_grad():

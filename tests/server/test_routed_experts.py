@@ -1,6 +1,5 @@
 """The experts of a response's tokens: those that the target routes the same tokens to, whatever drafted them."""
 
-import base64
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,15 +17,14 @@ from tlt_client.schemas import Arm, StrategyUpdate
 from benchmarks.models import heads
 from benchmarks.models.families import PROMPTS, SHIFT, guessing, tiny
 from tests.server.conftest import SEVERAL
+from tests.server.gpu_routed_experts import EXPERTS, asked, rows_of
 from tests.server.test_arms import ANY_ARM
 from tests.server.warm import warm_server
 from tlt_server.config import DrafterKind
 
 pytestmark = pytest.mark.server
-EXPERTS = ["--enable-return-routed-experts"]
 # prompts come in chunks, and fewer tokens than a batch of trees verifies: upstream's buffer would be too small for it
 TIGHT = ["--chunked-prefill-size", "8", "--max-total-tokens", "1500"]
-LENGTHS = (1, 2, 3, 24, 70)
 
 
 class Models(NamedTuple):
@@ -51,18 +49,6 @@ def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     arguments = ["--model-path", str(models.target), "--drafter", str(models.drafter), *SEVERAL, *EXPERTS, *TIGHT]
     with warm_server(arguments, tmp_path_factory.mktemp("server") / "log") as url:
         yield url
-
-
-def asked(url: str, start: int = 0) -> list[dict[str, Any]]:
-    """Greedy and sampled requests of many lengths, all at once."""
-    params = [
-        {"temperature": row % 2, "max_new_tokens": LENGTHS[row % 5], "ignore_eos": True, "sampling_seed": row}
-        for row in range(len(PROMPTS))
-    ]
-    body = {"input_ids": PROMPTS, "sampling_params": params, "return_routed_experts": True}
-    body["routed_experts_start_len"] = start
-    answers: list[dict[str, Any]] = httpx.post(f"{url}/generate", json=body, timeout=120).raise_for_status().json()
-    return answers
 
 
 @cache
@@ -97,12 +83,6 @@ def check(target: Path, answers: Sequence[dict[str, Any]], start: int = 0) -> No
         found = rows_of(answer, wanted.shape[2])
         assert found.shape == wanted.shape
         assert (np.sort(found) == wanted).all()
-
-
-def rows_of(answer: dict[str, Any], experts: int, layers: int = 4) -> np.ndarray[Any, Any]:
-    """[tokens, layers, experts of a token]."""
-    held = base64.b64decode(answer["meta_info"]["routed_experts"])
-    return np.frombuffer(held, np.int32).reshape(-1, layers, experts)
 
 
 def test_plain_decoding_tells_what_the_target_routes(models: Models, tmp_path: Path) -> None:
