@@ -1,12 +1,15 @@
 """The trainer's process, and servers that follow it."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
+from tlt_client import Client, VersionConflict
 
 from tests.trainer.models import texts
 from tests.trainer.stand_in import MODEL, Running, Server, until
@@ -97,6 +100,59 @@ def test_drafters_that_servers_do_not_keep_are_published_ever_more_seldom(tmp_pa
         assert 2 <= len(server.arrived) <= 6  # after 1, 2, 4, ... steps more
         server.refuses = False
         until(lambda: trainer.status()["active"], "nothing is published any more")
+        trainer.end(process)
+
+
+@pytest.mark.slow
+def test_on_demand_it_takes_the_steps_that_it_is_asked_for(tmp_path: Path) -> None:
+    """No more, though it has features, nor fewer, however often it has learnt from them; and what they gave is active
+    when the answer comes."""
+    trainer = Running(tmp_path / "trainer", "on_demand = true\npasses = 0.1", judged_every=1)
+    with trainer.process() as process, Client(f"http://127.0.0.1:{trainer.port}") as client:
+        until(trainer.status, "it does not answer")
+        assert client.train_drafter(2, within_s=0.2).waits_for == "waiting for a server"
+        with Server(tmp_path / "one", trainer.control, trainer.features) as server:
+            until(lambda: trainer.status()["state"] == "waiting to be asked", "the server is not known")
+            assert client.train_drafter(2, within_s=0.2).steps == 0
+            server.push(range(40))
+            until(lambda: trainer.status()["tokens_received"] > 512, "no features came")
+            time.sleep(0.3)
+            assert trainer.status()["steps"] == 0
+            made = client.train_drafter(7)
+            assert (made.steps, made.waits_for) == (7, "")
+            assert made.published == made.active == server.newest == 1
+            assert (trainer.status()["steps"], made.seconds > 0) == (7, True)
+            server.held = True
+            late = client.train_drafter(30, within_s=10.0)
+            assert (late.steps, late.published, late.active) == (30, 2, 1), "the time was over while it was on its way"
+            server.swap()
+            until(lambda: trainer.status()["active"] == 2, "the swap was not heard")
+            assert client.train_drafter(1).steps == 1
+        trainer.end(process)
+
+
+@pytest.mark.slow
+def test_steps_are_asked_for_in_good_form_and_by_one_at_a_time(tmp_path: Path, idle: Running) -> None:
+    with Client(f"http://127.0.0.1:{idle.port}") as client, pytest.raises(VersionConflict, match="on_demand = true"):
+        client.train_drafter(1)
+    trainer = Running(tmp_path / "trainer", "on_demand = true")
+    with trainer.process() as process, ThreadPoolExecutor(1) as pool:
+        until(trainer.status, "it does not answer")
+        url = f"http://127.0.0.1:{trainer.port}/tlt/v1/train/steps"
+        for body, kind, code in (
+            (b'{"steps": 0}', "application/json", 400),
+            (b'{"steps": 1, "within_s": -1}', "application/json", 400),
+            (b" " * 1025, "application/json", 413),
+            (b'{"steps": 1}', "text/plain", 415),
+        ):
+            assert httpx.post(url, content=body, headers={"Content-Type": kind}).status_code == code
+        with Client(f"http://127.0.0.1:{trainer.port}") as client, Client(f"http://127.0.0.1:{trainer.port}") as other:
+            first = pool.submit(client.train_drafter, 1, within_s=2.0)
+            time.sleep(0.5)
+            with pytest.raises(VersionConflict, match="asked for already"):
+                other.train_drafter(1)
+            assert first.result().steps == 0
+            assert other.train_drafter(1, within_s=0.1).steps == 0
         trainer.end(process)
 
 

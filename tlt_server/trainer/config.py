@@ -63,12 +63,13 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         many that this pays (wire/tree.py); 0: all fetch it from the trainer.
     host, port: of the status and the metrics, over HTTP; 0: the system chooses.
     logbooks: TensorBoard, W&B (logbooks.py), in the folder; of extras by their names.
-    insecure: they may be read from other machines, which `host` lets in; nobody is asked for a key.
+    insecure: they may be read, and steps asked for, from other machines, which `host` lets in; without a key.
     loss: preset; None: the kind's own. token_loss: of it (learn/losses.py). likeliest: weight of the cross entropy over
         the target's ten likeliest tokens. chain: steps of a chain in training; none need be deeper than an arm. Of the
         latter two None: the preset's own.
     entries: of a pack, and of a training step: a pair of a state and the token after it.
     passes: how often a token is learnt from, on average, before training waits for more.
+    on_demand: it trains, judges and publishes when it is asked for steps by POST /tlt/v1/train/steps, and only then.
     buffer_mb: of features, in memory.
     max_age: target versions that a feature may be behind the newest.
     held_out: share of prompts that are kept to judge by; of each target's at least one, if it sees two.
@@ -101,6 +102,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     optimizer: Settings = Settings()
     entries: Annotated[int, Meta(ge=16)] = 4096
     passes: Annotated[float, Meta(gt=0)] = 10.0
+    on_demand: bool = False
     buffer_mb: Count = 4096
     max_age: Annotated[int, Meta(ge=0)] = 1
     held_out: Share = 0.05

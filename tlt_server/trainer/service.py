@@ -18,6 +18,7 @@ from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.data.intake import Intake
+from tlt_server.trainer.learn.demands import Demands
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import release
 from tlt_server.trainer.learn.packing import pack
@@ -34,7 +35,7 @@ from tlt_server.wire.trainer import Sender
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
-"""Until the control link is read again, while no features arrive."""
+"""Until it is seen what there is to do, while no features arrive; where steps are asked for, a tenth of that."""
 
 HOST = torch.device("cpu")
 
@@ -66,10 +67,10 @@ class Parts:
 
 
 class Service:
-    """The loop; `is_over` is asked between two steps."""
+    """The loop; `is_over` is asked between two steps. demands: when it trains; None: whenever there are features."""
 
-    def __init__(self, parts: Parts, is_over: Callable[[], bool]) -> None:
-        self._parts, self._config, self._is_over = parts, parts.config, is_over
+    def __init__(self, parts: Parts, is_over: Callable[[], bool], demands: Demands | None = None) -> None:
+        self._parts, self._config, self._is_over, self._demands = parts, parts.config, is_over, demands
         self._intake = Intake(parts.inlet, parts.inbox, parts.buffer)
         self._edition: Edition | None = parts.published.newest()
         self._published_for = self._judged_for = -1
@@ -100,13 +101,15 @@ class Service:
             present = self._parts.workers.training()
             if waits_for := self._waits_for(present):
                 self._state = waits_for
-                self._intake.wait(IDLE_S)
+                self._intake.wait(IDLE_S / 10 if self._demands else IDLE_S)
             else:
                 self._state = "training"
                 self._train(present)
             if 0 in present and self._may_judge():
                 self._judge()
             self.status = self._status()
+            if self._demands and not self._judgement_is_due and not self._is_on_its_way():
+                self._demands.settle()
 
     # -- what comes in --
 
@@ -159,10 +162,11 @@ class Service:
             return "waiting for rollouts to drain"
         if parts.trainer.frozen.version < parts.servers.targets.newest:
             return "waiting for the target's embedding and head"
-        received = parts.inbox.received
-        if received < self._config.entries or self._learnt >= self._config.passes * received:
-            return "waiting for features"
-        return ""
+        if self._demands:
+            return "" if self._demands.left else "waiting to be asked"
+        config, received = self._config, parts.inbox.received
+        is_short = received < config.entries or self._learnt >= config.passes * received
+        return "waiting for features" if is_short else ""
 
     # -- training --
 
@@ -185,17 +189,19 @@ class Service:
         if metrics.skipped:
             log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
         is_new = parts.trainer.frozen.version > self._judged_for  # at once, for the active drafter has gone stale
-        self._judgement_is_due |= is_new or metrics.step % self._config.gate.every == 0
+        is_due = self._demands.take() if self._demands else is_new or metrics.step % self._config.gate.every == 0
+        self._judgement_is_due |= is_due
         if metrics.step % self._config.checkpoint_every == 0:
             self._save()
 
     def _may_judge(self) -> bool:
         """Whether a judgement is due; not while the last drafter is on its way, or on a slow link each would be
         overtaken by the next and none arrive."""
-        frozen, servers = self._parts.trainer.frozen, self._parts.servers
-        if not self._judgement_is_due or frozen.version < servers.targets.newest:
-            return False
-        return self._edition is None or not servers.is_on_its_way(self._edition.version)
+        has_followed = self._parts.trainer.frozen.version >= self._parts.servers.targets.newest
+        return self._judgement_is_due and has_followed and not self._is_on_its_way()
+
+    def _is_on_its_way(self) -> bool:
+        return self._edition is not None and self._parts.servers.is_on_its_way(self._edition.version)
 
     def _judge(self) -> None:
         """Publishes the drafter in training, where it is better than the active one."""
@@ -220,8 +226,8 @@ class Service:
     def _rejected(self) -> int | None:
         """The drafter that was published last, where the servers did not keep it: what is held out does not tell all,
         or it is not what they serve now. The next must be better than that one too, and each waits twice as long."""
-        edition, servers = self._edition, self._parts.servers
-        if edition is None or servers.is_on_its_way(edition.version) or servers.drafter >= edition.version:
+        edition = self._edition
+        if edition is None or self._is_on_its_way() or self._parts.servers.drafter >= edition.version:
             return None
         return edition.version
 

@@ -26,6 +26,7 @@ from tlt_server.trainer.config import TrainConfig
 from tlt_server.trainer.data.buffer import Buffer
 from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.host import ended_by_signals, locked
+from tlt_server.trainer.learn.demands import Demands
 from tlt_server.trainer.learn.helper import assist
 from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.losses import EAGLE, EAGLE3, HASS, Objective
@@ -86,13 +87,14 @@ def train(config: TrainConfig) -> None:
 
 def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
     service: Service | None = None
+    demands = Demands() if config.on_demand else None
 
     def read() -> Status:
         return service.status if service else Status()
 
     with ExitStack() as stack:
         if begins_with_servers(config):  # else nothing is shown before it is known how far training is
-            url = _shown(config, stack, read)
+            url = _shown(config, stack, read, demands)
             log.info("the trainer waits at %s for a server, whose drafter it begins with; %s", config.listen, url)
             begin(config, over.is_set)
         else:
@@ -101,11 +103,11 @@ def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
         thread = stack.enter_context(ThreadPoolExecutor(1, "control"))
         sending = thread.submit(parts.sender.run, parts.workers.tick)
         try:
-            service = Service(parts, lambda: over.is_set() or sending.done())
-            if config.spot.on and place.device.type == "cuda":
+            service = Service(parts, lambda: over.is_set() or sending.done(), demands)
+            if (config.spot.on or config.on_demand) and place.device.type == "cuda":
                 _rehearse(parts)
             with ExitStack() as showing:
-                url = url or _shown(config, showing, read)
+                url = url or _shown(config, showing, read, demands)
                 log.info("the trainer listens at %s, for features at %s; %s", config.listen, parts.inlet.address, url)
                 service.run()
         finally:
@@ -113,9 +115,9 @@ def _lead(config: TrainConfig, place: Place, over: threading.Event) -> None:
         sending.result()
 
 
-def _shown(config: TrainConfig, stack: ExitStack, read: Callable[[], Status]) -> str:
-    """Shows and logs the status until the stack unwinds; the URL."""
-    url = stack.enter_context(shown(config.host, config.port, read))
+def _shown(config: TrainConfig, stack: ExitStack, read: Callable[[], Status], demands: Demands | None) -> str:
+    """Shows and logs the status, and takes demands, until the stack unwinds; the URL."""
+    url = stack.enter_context(shown(config.host, config.port, read, demands))
     stack.enter_context(in_terminal(read))
     stack.enter_context(kept(config.logbooks, Path(config.folder), read))
     return url

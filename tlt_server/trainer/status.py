@@ -1,24 +1,29 @@
-"""What a trainer shows of itself over HTTP: GET /tlt/v1/train/status, and /metrics for Prometheus."""
+"""A trainer over HTTP: GET /tlt/v1/train/status, /metrics for Prometheus, and POST /tlt/v1/train/steps."""
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from tlt_client.schemas import TrainedSteps, TrainSteps
 
 from tlt_server.errors import ConfigError
+from tlt_server.trainer.learn.demands import Demands
 from tlt_server.trainer.spot import State
 from tlt_server.trainer.workers import WorkerStatus
 
 CONNECTIONS = 64
 """That are answered at a time."""
+LONGEST_BODY = 1024
+"""Bytes."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,13 +147,45 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     yield from (states, seconds, yields, slowest)
 
 
-def _app(read: Callable[[], Status]) -> FastAPI:
+async def _asked(request: Request) -> TrainSteps:
+    """Of a type that no page of another site may send without being asked first. Raises HTTPException."""
+    if request.headers.get("content-type") != "application/json":
+        raise HTTPException(415, "content-type must be application/json")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LONGEST_BODY:
+            raise HTTPException(413, f"more than {LONGEST_BODY} bytes")
+    try:
+        return msgspec.json.decode(body, type=TrainSteps)
+    except msgspec.DecodeError as error:
+        raise HTTPException(400, str(error)) from error
+
+
+async def _met(demands: Demands | None, asked: TrainSteps, read: Callable[[], Status]) -> TrainedSteps:
+    """Raises HTTPException: it is not, or not now, for being asked."""
+    if demands is None:
+        raise HTTPException(409, "this trainer trains by itself: set on_demand = true in its settings")
+    began = time.monotonic()
+    if (met := await demands.meet(asked.steps, asked.within_s)) is None:
+        raise HTTPException(409, "it takes steps that were asked for already: ask when they are over")
+    (taken, is_over), status = met, read()
+    seconds = time.monotonic() - began
+    return TrainedSteps(taken, seconds, status.published, status.active, "" if is_over else status.state)
+
+
+def _app(read: Callable[[], Status], demands: Demands | None) -> FastAPI:
     app, registry = FastAPI(title="tlt-server train"), CollectorRegistry()
     registry.register(Metrics(read))
 
     @app.get("/tlt/v1/train/status")
     def status() -> Response:
         return Response(msgspec.json.encode(read()), media_type="application/json")
+
+    @app.post("/tlt/v1/train/steps")
+    async def steps(request: Request) -> Response:
+        made = await _met(demands, await _asked(request), read)
+        return Response(msgspec.json.encode(made), media_type="application/json")
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -158,15 +195,15 @@ def _app(read: Callable[[], Status]) -> FastAPI:
 
 
 @contextlib.contextmanager
-def shown(host: str, port: int, read: Callable[[], Status]) -> Iterator[str]:
-    """Shows what `read` returns, called in other threads, while the context lasts; gives the URL. Raises ConfigError:
-    the port cannot be had."""
+def shown(host: str, port: int, read: Callable[[], Status], demands: Demands | None = None) -> Iterator[str]:
+    """Shows what `read` returns, called in other threads, and takes demands, while the context lasts; gives the URL.
+    Raises ConfigError: the port cannot be had."""
     try:
         listening = socket.create_server((host, port))
     except OSError as error:
         raise ConfigError(f"port {port} of {host}: {error.strerror}. Name another one by --port") from error
     config = uvicorn.Config(
-        _app(read),
+        _app(read, demands),
         log_level="warning",
         lifespan="off",
         limit_concurrency=CONNECTIONS,

@@ -228,6 +228,7 @@ def control(handler: Handler, fields: Json) -> None:
         "/tlt/v1/drafter/watchdog": (200, DRAFTER),
         "/tlt/v1/drafter/rollback": (409, {"detail": "no drafter to go back to"}),
         "/tlt/v1/trainer": (200, {}),
+        "/tlt/v1/train/steps": (200, {"steps": 5, "seconds": 0.5, "published": 2, "active": 2}),
         "/tlt/v1/target/share": (200, {"target_version": 3, "path": "/s/1"}),
         "/begin_weight_update": (200, {"success": True, "message": "open"}),
         "/end_weight_update": (400, {"success": False, "message": "no weight update is open"}),

@@ -42,6 +42,7 @@ from tlt_client.schemas import (
     Speculation,
     Status,
     StrategyUpdate,
+    TrainedSteps,
     Versions,
     Watch,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "Timeout",
     "TltClientError",
     "TorchNeeded",
+    "TrainedSteps",
     "Unauthorized",
     "VersionConflict",
     "Versions",

@@ -23,6 +23,8 @@ from tlt_client.schemas import (
     Status,
     StrategyUpdate,
     TargetShare,
+    TrainedSteps,
+    TrainSteps,
 )
 
 T = TypeVar("T")
@@ -118,6 +120,12 @@ class Control:
         route = "/tlt/v1/target/share"
         body = yield from self.policy.fetch(self.call("POST", route, TargetShare(path), within_s))
         return wire.decode(SharedTarget, body, route)
+
+    def train_drafter(self, steps: int, within_s: float) -> Flow[TrainedSteps]:
+        """Sent once: a second one would train as much again."""
+        route = "/tlt/v1/train/steps"
+        body = yield from self.policy.fetch(self.call("POST", route, TrainSteps(steps, within_s), within_s))
+        return wire.decode(TrainedSteps, body, route)
 
     # -- a step of a trainer --
 

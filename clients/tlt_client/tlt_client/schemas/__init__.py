@@ -30,6 +30,8 @@ from tlt_client.schemas.weights import (
     Staging,
     TargetShare,
     TargetVersion,
+    TrainedSteps,
+    TrainSteps,
     Versions,
     Watch,
 )
@@ -68,6 +70,8 @@ __all__ = [
     "TargetShare",
     "TargetVersion",
     "TokenIds",
+    "TrainSteps",
+    "TrainedSteps",
     "Versions",
     "Watch",
 ]

@@ -147,6 +147,30 @@ class Event(msgspec.Struct, frozen=True):
     """What is to be said of an event of this kind."""
 
 
+class TrainSteps(msgspec.Struct, frozen=True):
+    """`POST /tlt/v1/train/steps`, to a drafter trainer that trains on demand."""
+
+    steps: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+    """Of training, a pack of features each (of each of the trainer's processes)."""
+    within_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
+    """What is not over by then is left as it is."""
+
+
+class TrainedSteps(msgspec.Struct, frozen=True):
+    """What became of them."""
+
+    steps: int
+    """That were taken."""
+    seconds: float
+    """With the judgement after them, and the way of what was published."""
+    published: int
+    """The newest drafter that the trainer has published; 0: none."""
+    active: int
+    """The newest that is active on a server; 0: the one of its start."""
+    waits_for: str = ""
+    """Where the time was over first: what the trainer does, or waits for."""
+
+
 class DrafterTrainer(msgspec.Struct, frozen=True, kw_only=True):
     """The drafter trainer that a server follows, and how the link to it stands; `POST /tlt/v1/trainer`."""
 

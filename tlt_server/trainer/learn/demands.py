@@ -1,0 +1,55 @@
+"""Training steps that are asked for, by an RL trainer that knows when its own step can spare the time."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+POLL_S = 0.005
+
+
+@dataclass
+class _Demand:
+    """asked: steps. taken: of them. is_over: all are taken and judged, and what they gave is active, or was refused."""
+
+    asked: int
+    taken: int = 0
+    is_over: bool = False
+
+
+class Demands:
+    """One at a time. Who asks sets the demand, the training thread what becomes of it: so neither needs a lock."""
+
+    def __init__(self) -> None:
+        self._now: _Demand | None = None
+
+    async def meet(self, steps: int, within_s: float) -> tuple[int, bool] | None:
+        """Steps that were taken within the time, and whether all is over; None: others are being taken."""
+        if self._now is not None:
+            return None
+        self._now = now = _Demand(steps)
+        until = time.monotonic() + within_s
+        try:
+            while not now.is_over and time.monotonic() < until:
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._now = None
+        return now.taken, now.is_over
+
+    # -- the training thread --
+
+    @property
+    def left(self) -> int:
+        """Steps to take."""
+        now = self._now
+        return now.asked - now.taken if now else 0
+
+    def take(self) -> bool:
+        """A step was taken; whether it is the last for now."""
+        if now := self._now:
+            now.taken += 1
+        return not self.left
+
+    def settle(self) -> None:
+        """Nothing is left to judge, nor on its way."""
+        if (now := self._now) and now.taken == now.asked:
+            now.is_over = True
