@@ -183,7 +183,7 @@ def server_routes() -> Mapping[str, set[str]]:
 def trainer_routes() -> Mapping[str, set[str]]:
     from tlt_server.trainer.status import _app
 
-    return methods(_app(lambda: pytest.fail("nobody asks")))
+    return methods(_app(lambda: pytest.fail("nobody asks"), None))
 
 
 def methods(app: Any) -> dict[str, set[str]]:

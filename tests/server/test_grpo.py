@@ -1,5 +1,6 @@
 """The GRPO trainer against a real server: it learns from what was sampled, and what it publishes is in force."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 from safetensors.torch import load_file
 from tlt_client import Client, Load
 from tlt_grpo.config import Config
+from tlt_grpo.in_flight import Flight
 from tlt_grpo.learning.policy import Policy
 from tlt_grpo.log import HeldOut, Line, Step
 from tlt_grpo.publishing import Publisher
+from tlt_grpo.rollouts import sampling
 from tlt_grpo.train import Training, train
 
 from tests.server.trainer import Trainer
@@ -86,6 +90,92 @@ def test_other_routes_put_the_same_policy_in_force(route: Any, url: str, tmp_pat
         assert isinstance(step, Step)
         assert step.step_s >= step.rollout_s + step.learn_s + step.publish_s
         assert step.learnt is None or step.learnt.mismatch < 1e-3
+
+
+@pytest.mark.parametrize(("mode", "oldest"), [("one_step_off", 1), ("partial", 3)])
+def test_rollouts_in_flight_outlast_publications(mode: Any, oldest: int, url: str, tmp_path: Path) -> None:
+    """Each token is said to be of the weights that sampled it: where those are the newest, it has their probability."""
+    lines: list[Line] = []
+    with Client(url) as client:
+        before = target_of(client)
+        train(config(url, tmp_path, steps=4, rollouts=mode, publish="tensor"), client, lines.append)
+        assert target_of(client) == before + 5
+        assert client.load() == Load(0, 0)
+    steps = [line for line in lines if isinstance(line, Step)]
+    assert [step.responses for step in steps] == [8] * 4
+    assert steps[0].age_max == 0
+    assert 1 <= max(step.age_max for step in steps) <= oldest
+    assert all(step.failed_requests == 0 and step.too_old == 0 for step in steps)
+    assert all(step.learnt is None or step.learnt.mismatch < 1e-3 for step in steps)
+
+
+def test_what_is_in_flight_goes_on_where_it_was_aborted(url: str) -> None:
+    (problem,) = training_problems(1, seed=1)
+    params = [sampling(1.0, 96, seed) for seed in range(4)]
+    with Client(url) as client, Flight(client, 4) as flight:
+        prompt = tuple(Policy(config(url, Path())).tokens(problem.prompt))
+        undisturbed = client.generate_batch([prompt] * 4, params)
+        flight.ask(problem, prompt, params)
+        wait_until(lambda: client.load().running > 0)
+        client.abort_all()
+        batch = flight.take(1)
+        assert [each.tokens for each in batch.sampled.all] == [each.tokens for each in undisturbed]
+        assert batch.sampled.failed > 0
+        assert batch.problems == [problem] * 4
+        flight.ask(problem, prompt, params)
+        wait_until(lambda: client.load().running > 0)
+    with Client(url) as client:
+        wait_until(lambda: client.load() == Load(0, 0))
+
+
+def test_a_server_whose_memory_is_lent_has_the_policy_again(url: str, tmp_path: Path) -> None:
+    lines: list[Line] = []
+    with Client(url) as client:
+        before = client.events()[-1].number
+        train(config(url, tmp_path, steps=2, offload=True, publish="tensor"), client, lines.append)
+        kinds = [event.kind for event in client.events(before)]
+    assert kinds.count("memory_resumed") == 2 * kinds.count("target_published") // 3 == 2
+    for step in lines:
+        assert isinstance(step, Step)
+        assert step.offload_s > 0
+        assert step.learnt is None or step.learnt.mismatch < 1e-3
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[str, list[Any]]]:
+    """The URL of a drafter trainer that has nothing to learn from, and what it is asked."""
+    bodies: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            answer = b'{"steps": 2, "seconds": 0.1, "published": 0, "active": 0, "waits_for": "waiting for features"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}", bodies
+        server.shutdown()
+        serving.join()
+
+
+def test_a_drafter_trainer_is_asked_in_each_step(
+    url: str, asked: tuple[str, list[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, bodies = asked
+    lines: list[Line] = []
+    with Client(url) as client:
+        train(config(url, tmp_path, steps=2, drafter_trainer=trainer, drafter_steps=3), client, lines.append)
+    assert [(path, body["steps"]) for path, body in bodies] == [("/tlt/v1/train/steps", 3)] * 2
+    assert [line.drafter_steps for line in lines if isinstance(line, Step)] == [2, 2]
+    assert "took 2 of 3 steps, waiting for features" in caplog.text
 
 
 def test_a_run_that_is_resumed_goes_where_one_goes_that_was_not_broken_off(url: str, tmp_path: Path) -> None:

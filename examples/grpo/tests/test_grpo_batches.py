@@ -3,10 +3,14 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tlt_client import FinishReason, Rollout, TargetSpan
 
+from tlt_grpo.errors import GrpoError
 from tlt_grpo.learning.batches import Trajectory, packs, shares
+from tlt_grpo.rollouts import ages
 
 Tokens = st.lists(st.integers(1, 99), min_size=1, max_size=9).map(tuple)
 Trajectories = st.lists(
@@ -58,3 +62,27 @@ def test_shares_are_even_and_the_same_for_the_same_seed(given_: list[Trajectory]
     assert len(divided) == min(parts, len(given_))
     assert max(sizes) - min(sizes) <= 1
     assert divided == shares(given_, parts, seed)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 9))
+def test_tokens_that_are_too_old_are_read_and_not_learnt_from(old: list[int], most: int) -> None:
+    size = len(old)
+    new = Trajectory((1,), (2,) * size, (0.0,) * size, 1.5)
+    (made,) = packs([new, new._replace(ages=tuple(old))], 99, "cpu", most)
+    assert made.advantages.tolist() == [1.5] * size + [1.5 if age <= most else 0.0 for age in old]
+    assert made.fresh.tolist() == [True] * size + [not any(old)] * size
+
+
+def rollout(*spans: TargetSpan) -> Rollout:
+    return Rollout(
+        rid="", tokens=(1,) * 5, text="", logprobs=None, finish_reason=FinishReason("stop"), prompt_tokens=1,
+        completion_tokens=5, weight_versions=spans,
+    )  # fmt: skip
+
+
+def test_the_server_says_how_old_a_token_is() -> None:
+    assert ages(rollout(TargetSpan(0, 2, "3"), TargetSpan(2, 5, "5")), 6) == (3, 3, 1, 1, 1)
+    with pytest.raises(GrpoError, match="does not say which weights"):
+        ages(rollout(), 6)
+    with pytest.raises(GrpoError, match="weights 'default' have sampled"):
+        ages(rollout(TargetSpan(0, 5, "default")), 6)

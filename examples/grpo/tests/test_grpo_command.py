@@ -27,11 +27,18 @@ GOOD = {"url": "http://127.0.0.1:9", "model": str(default_paths()[0])}
         ("clip_high", -1.0),
         ("kl", -0.1),
         ("held_out", -1),
+        ("max_age", -1),
+        ("drafter_steps", 0),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(setting: str, value: float) -> None:
     with pytest.raises(GrpoError, match=f"^{setting}={value}: must be "):
         Config(out=Path(), **GOOD, **{setting: value})  # type: ignore[arg-type]
+
+
+def test_a_server_that_samples_keeps_its_memory() -> None:
+    with pytest.raises(GrpoError, match=r"^offload=True: must be false"):
+        Config(out=Path(), **GOOD, rollouts="partial", offload=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

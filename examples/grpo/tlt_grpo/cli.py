@@ -10,7 +10,7 @@ from rich.console import Console
 from tlt_client import Client
 from tlt_client.errors import InvalidArgument, TltClientError
 
-from tlt_grpo.config import Config, Dtype, Route, Scale
+from tlt_grpo.config import Config, Dtype, Mode, Route, Scale
 from tlt_grpo.errors import GrpoError
 from tlt_grpo.log import Line, Log, read
 
@@ -39,6 +39,11 @@ def train(
     head_rows: Annotated[int, typer.Option(help="Tokens whose logits are in memory at a time.")] = 2048,
     checkpointing: Annotated[bool, typer.Option(help="Compute activations again, to save memory.")] = False,
     publish: Annotated[Route, typer.Option(help="How the server gets the policy.")] = "disk",
+    rollouts: Annotated[Mode, typer.Option(help="Whether responses go on while the policy learns.")] = "on_policy",
+    max_age: Annotated[int, typer.Option(help="Of tokens to learn from, in publications.")] = 4,
+    offload: Annotated[bool, typer.Option(help="Release the server's memory while the policy learns.")] = False,
+    drafter_trainer: Annotated[str | None, typer.Option(help="URL of one with on_demand.")] = None,
+    drafter_steps: Annotated[int, typer.Option(help="That it takes in a step.")] = 5,
     checkpoint_every: Annotated[int, typer.Option(help="Steps from one state to the next.")] = 10,
     resume: Annotated[bool, typer.Option(help="Go on from the state in --out.")] = False,
     held_out: Annotated[int, typer.Option(help="Held-out problems to answer first and last.")] = 0,

@@ -11,6 +11,7 @@ from tlt_grpo.errors import GrpoError
 Scale = Literal["std", "none"]
 Dtype = Literal["float32", "bfloat16"]
 Route = Literal["disk", "tensor", "broadcast"]
+Mode = Literal["on_policy", "one_step_off", "partial"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     publish: Route = "disk"
     """`disk`: a checkpoint that the server reads. `tensor`: by memory of this machine, which server and trainer share:
     of the GPU (CUDA IPC), or of the host. `broadcast`: over NCCL to a server on other GPUs; from a CPU over gloo."""
+    rollouts: Mode = "on_policy"
+    """`one_step_off`: the next step's responses are sampled while a step learns. `partial`: as many are under way all
+    the time, and a step takes the groups that end first. Publications then come between two tokens of a response."""
+    max_age: int = 4
+    """In publications: a token that was sampled by older weights is not learnt from."""
+    offload: bool = False
+    """The server's memory is released while the policy learns, where one GPU does not hold both."""
+    drafter_trainer: str | None = None
+    """URL of a drafter trainer with `on_demand`: in each step, before the policy is published, it trains."""
+    drafter_steps: int = 5
+    """So many steps."""
     checkpoint_every: int = 10
     """Steps from one state, that a run can be resumed from, to the next; the last step leaves one as well."""
     held_out: int = 0
@@ -65,6 +77,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("steps", "prompts", "max_new_tokens", "updates", "batch_tokens", "head_rows", "checkpoint_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("max_age", self.max_age >= 0, "at least 0")
+        self._require("drafter_steps", self.drafter_steps >= 1, "at least 1")
+        on_policy = self.rollouts == "on_policy"
+        self._require("offload", on_policy or not self.offload, "false: a server that samples keeps its memory")
         self._require("group", self.group >= 2, "at least 2: an advantage compares the responses to one problem")
         self._require("held_out", self.held_out >= 0, "at least 0")
         for name in ("temperature", "learning_rate", "clip_high", "truncate"):

@@ -3,12 +3,16 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tlt_grpo.errors import GrpoError
 from tlt_grpo.learning.policy import Learnt
 from tlt_grpo.rollouts import Rollouts, accept_length
+
+PHASES = ("rollout", "grade", "learn", "offload", "draft", "publish", "keep")
+"""Of a step."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
@@ -48,6 +52,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
     """None where every group's responses were equally good."""
     lengths: tuple[int, ...] = ()
     """Tokens of each response, group by group."""
+    age_mean: float = 0.0
+    """Publications since the weights that sampled a token; over all tokens."""
+    age_max: int = 0
+    too_old: float = 0.0
+    """Share of tokens that were not learnt from for their age."""
+    offload_s: float = 0.0
+    """To release the server's memory, and to resume it."""
+    draft_s: float = 0.0
+    """That the drafter trainer was waited for."""
+    drafter_steps: int = 0
+    """That it took."""
 
     @classmethod
     def of(
@@ -58,9 +73,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
         rewards: Sequence[float],
         learnt: Learnt | None,
         seconds: Mapping[str, float],
+        said: dict[str, Any],
     ) -> "Step":
-        """`seconds`: by phase, and `whole`."""
+        """`seconds`: by phase, and `whole`. said: other fields."""
         lengths = [each.completion_tokens for each in rollouts.all]
+        said = {f"{phase}_s": seconds[phase] for phase in PHASES} | said
         return cls(
             step=number,
             weight_version=weight_version,
@@ -74,11 +91,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
             accept_length=accept_length(rollouts.all),
             tokens=sum(lengths),
             tokens_per_s=sum(lengths) / seconds["rollout"],
-            **{f"{phase}_s": seconds[phase] for phase in ("rollout", "grade", "learn", "publish", "keep")},
             step_s=seconds["whole"],
             failed_requests=rollouts.failed,
             learnt=learnt,
             lengths=tuple(lengths),
+            **said,
         )
 
     def __str__(self) -> str:
@@ -151,3 +168,14 @@ def read(path: Path) -> list[Line]:
 
 def _distinct(versions: Iterable[int | None]) -> tuple[int, ...]:
     return tuple(sorted({each for each in versions if each is not None}))
+
+
+def aged(ages: Sequence[int], most: int) -> dict[str, Any]:
+    """Fields of a step that say how old its tokens are; none, of one that rolled out when it began."""
+    if not ages:
+        return {}
+    return {
+        "age_mean": statistics.fmean(ages),
+        "age_max": max(ages),
+        "too_old": sum(age > most for age in ages) / len(ages),
+    }

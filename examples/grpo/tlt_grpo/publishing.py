@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from tlt_client import Client
+from tlt_client.weights.flows import Sent
 from tlt_client.weights.group import WeightsUpdateGroup
 
 from tlt_grpo.config import Route
@@ -13,14 +14,16 @@ from tlt_grpo.learning.policy import Policy
 
 
 class Publisher:
-    """Puts each version of the policy in force. No request of ours may be running.
+    """Puts each version of the policy in force. in_flight: between two tokens of what is running, which goes on; else
+    no request of ours may be.
 
     By `disk` the last one stays there; `out` may be on another disk than the server's only if the server sees it under
     the same path.
     """
 
-    def __init__(self, client: Client, out: Path, route: Route = "disk") -> None:
-        self._client, self._out = client, out.absolute()
+    def __init__(self, client: Client, out: Path, route: Route = "disk", *, in_flight: bool = False) -> None:
+        self._client, self._out, self._in_flight = client, out.absolute(), in_flight
+        self._sent: Sent = {"flush_cache": not in_flight}
         self._group: WeightsUpdateGroup | None = None
         self._send = {"disk": self._by_disk, "tensor": self._by_tensor, "broadcast": self._by_broadcast}[route]
         self.weight_version = ""
@@ -55,10 +58,15 @@ class Publisher:
             self._group = None
 
     def _by_disk(self, policy: Policy) -> None:
-        self._client.update_weights_from_disk(str(self.save(policy)), self.weight_version)
+        folder, put = str(self.save(policy)), self._client.update_weights_from_disk
+        if self._in_flight:
+            self._between_tokens(lambda: put(folder, self.weight_version, flush_cache=False))
+        else:
+            put(folder, self.weight_version)
 
     def _by_tensor(self, policy: Policy) -> None:
-        self._whole(lambda: self._client.update_weights_from_tensor(policy.weights(), self.weight_version))
+        put = self._client.update_weights_from_tensor
+        self._whole(lambda: put(policy.weights(), self.weight_version, **self._sent))
 
     def _by_broadcast(self, policy: Policy) -> None:
         if self._group is None:
@@ -66,11 +74,22 @@ class Publisher:
             if on_gpu:
                 torch.cuda.set_device(next(iter(policy.weights().values())).device)
             self._group = self._client.init_weights_update_group(backend="nccl" if on_gpu else "gloo")
-        group = self._group
-        self._whole(lambda: self._client.update_weights_from_distributed(group, policy.weights(), self.weight_version))
+        group, put = self._group, self._client.update_weights_from_distributed
+        self._whole(lambda: put(group, policy.weights(), self.weight_version, **self._sent))
 
     def _whole(self, send: Callable[[], None]) -> None:
         """Buckets that are one publication, whose end says whether the target is whole."""
+        if self._in_flight:
+            self._between_tokens(send)
+            return
         self._client.begin_weight_update()
         send()  # where it fails the next one that begins takes its place
         self._client.end_weight_update()
+
+    def _between_tokens(self, send: Callable[[], None]) -> None:
+        """Likewise; what is running keeps what it has cached, and new requests share none of that."""
+        self._client.pause_generation("in_place")
+        try:
+            send()
+        finally:
+            self._client.continue_generation()

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from tlt_client import Client, Rollout, SamplingParams
 from tlt_client.errors import RequestUnserved
+from tlt_server.demo.task import Problem
+
+from tlt_grpo.errors import GrpoError
 
 PATIENCE = 3
 """Failures that a batch survives."""
@@ -16,6 +19,14 @@ class Rollouts(NamedTuple):
     all: list[Rollout]
     failed: int
     """Requests that were answered by nothing, or by a part, and were sent again."""
+
+
+class Batch(NamedTuple):
+    """What a step learns from: for each response, group by group, its problem and its prompt."""
+
+    problems: list[Problem]
+    prompts: list[tuple[int, ...]]
+    sampled: Rollouts
 
 
 def sampling(temperature: float, max_new_tokens: int, seed: int | None = None) -> SamplingParams:
@@ -60,6 +71,20 @@ def roll_out(
         failed += len(finished) - len(whole)
         done |= whole
     return Rollouts([done[i] for i in range(len(prompts))], failed)
+
+
+def ages(rollout: Rollout, newest: int) -> tuple[int, ...]:
+    """Of each token, how many publications the weights that sampled it are behind the newest; they are named by number.
+
+    Raises:
+        GrpoError: the server does not say which weights those were, or they are none of ours.
+    """
+    told = [(span.version, span.end - span.start) for span in rollout.weight_versions]
+    if sum(count for _, count in told) != len(rollout.tokens):
+        raise GrpoError("rollouts: the server does not say which weights sampled which tokens. Take on_policy")
+    if other := [version for version, _ in told if not version.isdecimal()]:
+        raise GrpoError(f"weights {other[0]!r} have sampled, not ours: was the server restarted? Go on by --resume")
+    return tuple(newest - int(version) for version, count in told for _ in range(count))
 
 
 def accept_length(rollouts: Sequence[Rollout]) -> float | None:

@@ -6,9 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tlt_grpo.log import HeldOut, Line, Step
-
-PHASES = ("rollout", "grade", "learn", "publish", "keep")
+from tlt_grpo.log import PHASES, HeldOut, Line, Step
 
 
 class View:

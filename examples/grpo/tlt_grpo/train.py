@@ -3,22 +3,24 @@
 import logging
 import statistics
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from tlt_client import Client, sample_seed
+from tlt_client import Client, SamplingParams, sample_seed
 from tlt_client.errors import VersionConflict
 from tlt_server.demo.task import Problem, grade, problems, training_problems
 
 from tlt_grpo.clock import Clock
 from tlt_grpo.config import Config
+from tlt_grpo.in_flight import AHEAD, Flight
 from tlt_grpo.learning.advantages import group_advantages
 from tlt_grpo.learning.batches import Trajectory
-from tlt_grpo.learning.policy import Policy
-from tlt_grpo.log import HeldOut, Line, Step
+from tlt_grpo.learning.policy import Learnt, Policy
+from tlt_grpo.log import HeldOut, Line, Step, aged
 from tlt_grpo.publishing import Publisher
-from tlt_grpo.rollouts import Rollouts, roll_out, sampling
+from tlt_grpo.rollouts import Batch, Rollouts, ages, roll_out, sampling
 
 logger = logging.getLogger(__name__)
 STATE = "state.pt"
@@ -38,27 +40,43 @@ class Training:
     ended: Callable[[str], None] = lambda _: None
     """Told of each phase of a step that is over."""
 
-    def step(self, number: int, asked: Sequence[Problem]) -> Step:
+    def steps(self, done: int, asked: Sequence[Problem]) -> Generator[Step]:
+        """Those after `done`, for which there are problems: the first of `asked` are step 1's."""
+        size, ahead = self.config.prompts, AHEAD[self.config.rollouts]
+        parts = [asked[i : i + size] for i in range(0, len(asked), size)]
+        with Flight(self.client, size * self.config.group) if ahead else nullcontext() as flight:
+            if flight:
+                for number, part in enumerate(parts[done : done + ahead], done + 1):
+                    self._ask(flight, number, part)
+            for number in range(done + 1, len(parts) + 1):
+                following = number - 1 + ahead
+                yield self.step(number, parts[following] if following < len(parts) else (), flight)
+
+    def step(self, number: int, asked: Sequence[Problem], flight: Flight | None = None) -> Step:
         """Samples a group of responses to each problem, grades them, compares within the group, learns, publishes."""
         config, sampled_by = self.config, self.publisher.weight_version
         clock = Clock(settle=self.policy.settle, ended=self.ended)
 
         with clock.phase("rollout"):
-            each = [problem for problem in asked for _ in range(config.group)]
-            prompts = [self.policy.tokens(problem.prompt) for problem in each]
-            sampled = self.roll_out(prompts, f"step {number}")
+            batch = flight.take(config.prompts) if flight else self._rolled_out(number, asked)
+            if flight:
+                self._ask(flight, number + AHEAD[config.rollouts], asked)
 
         with clock.phase("grade"):
-            graded = zip(each, sampled.all, strict=True)
+            rollouts = batch.sampled.all
+            graded = zip(batch.problems, rollouts, strict=True)
             rewards = [float(self.grade(problem, rollout.text)) for problem, rollout in graded]
             advantages = group_advantages(rewards, config.group, config.scale)
+            old = [ages(each, number - 1) if flight else () for each in rollouts]
             trajectories = [
-                Trajectory(prompt, rollout.tokens, rollout.logprobs or (), advantage)
-                for prompt, rollout, advantage in zip(prompts, sampled.all, advantages, strict=True)
+                Trajectory(prompt, each.tokens, each.logprobs or (), advantage, age)
+                for prompt, each, advantage, age in zip(batch.prompts, rollouts, advantages, old, strict=True)
             ]
 
-        with clock.phase("learn"):
-            learnt = self.policy.learn(trajectories, number)
+        learnt = self._learnt(number, trajectories, clock)
+
+        with clock.phase("draft"):
+            drafted = self._drafted()
 
         with clock.phase("publish"):
             self.publisher.publish(self.policy, str(number))
@@ -66,7 +84,8 @@ class Training:
         with clock.phase("keep"):
             if number % config.checkpoint_every == 0 or number == config.steps:
                 self.policy.keep(config.out / STATE, number)
-        return Step.of(number, sampled_by, sampled, rewards, learnt, clock.seconds())
+        said = {"drafter_steps": drafted, **aged([age for each in old for age in each], config.max_age)}
+        return Step.of(number, sampled_by, batch.sampled, rewards, learnt, clock.seconds(), said)
 
     def held_out(self, number: int) -> HeldOut:
         """Answers problems that it is never trained on, once each, sampled as rollouts are."""
@@ -78,10 +97,7 @@ class Training:
     def roll_out(self, prompts: Sequence[tuple[int, ...]], what: str) -> Rollouts:
         """A response to each by the policy as it is, with seeds that follow from the run's and `what`. A server that
         does not have the policy was restarted, and is sent it again, once."""
-        config, seed = self.config, zlib.crc32(f"{self.config.seed} {what}".encode())
-        params = [
-            sampling(config.temperature, config.max_new_tokens, sample_seed(seed, i)) for i in range(len(prompts))
-        ]
+        params = self._params(len(prompts), what)
         try:
             return roll_out(self.client, prompts, params, self.publisher.weight_version)
         except VersionConflict as conflict:
@@ -89,12 +105,53 @@ class Training:
             self.publisher.again(self.policy)
             return roll_out(self.client, prompts, params, self.publisher.weight_version)
 
+    def _rolled_out(self, number: int, asked: Sequence[Problem]) -> Batch:
+        each = [problem for problem in asked for _ in range(self.config.group)]
+        prompts = [self.policy.tokens(problem.prompt) for problem in each]
+        return Batch(each, prompts, self.roll_out(prompts, f"step {number}"))
+
+    def _ask(self, flight: Flight, number: int, asked: Sequence[Problem]) -> None:
+        """For what step `number` would have sampled."""
+        size = self.config.group
+        params = self._params(len(asked) * size, f"step {number}")
+        for i, problem in enumerate(asked):
+            flight.ask(problem, self.policy.tokens(problem.prompt), params[i * size : (i + 1) * size])
+
+    def _params(self, count: int, what: str) -> list[SamplingParams]:
+        config, seed = self.config, zlib.crc32(f"{self.config.seed} {what}".encode())
+        return [sampling(config.temperature, config.max_new_tokens, sample_seed(seed, i)) for i in range(count)]
+
+    def _learnt(self, number: int, trajectories: Sequence[Trajectory], clock: Clock) -> Learnt | None:
+        """Without the server's memory in the way, if it is to be released."""
+        with clock.phase("offload"):
+            if self.config.offload:
+                self.client.release_memory_occupation()
+        with clock.phase("learn"):
+            learnt = self.policy.learn(trajectories, number)
+        with clock.phase("offload"):
+            if self.config.offload:
+                self.policy.rest()
+                self.client.resume_memory_occupation()
+        return learnt
+
+    def _drafted(self) -> int:
+        """Steps that the drafter trainer took. What it learns from is of the policy that is still in force."""
+        if self.config.drafter_trainer is None:
+            return 0
+        with Client(self.config.drafter_trainer) as trainer:
+            made = trainer.train_drafter(self.config.drafter_steps)
+        if made.waits_for:
+            asked = self.config.drafter_steps
+            logger.warning("the drafter trainer took %d of %d steps, %s", made.steps, asked, made.waits_for)
+        return made.steps
+
 
 def begin(config: Config, client: Client, *, resume: bool = False) -> tuple[Training, int]:
     """What all steps share, and how many of them are done: with `resume`, those before the state in `out`."""
     policy = Policy(config)
     done = policy.go_on(config.out / STATE) if resume else 0
-    return Training(config, client, policy, Publisher(client, config.out, config.publish)), done
+    publisher = Publisher(client, config.out, config.publish, in_flight=config.rollouts != "on_policy")
+    return Training(config, client, policy, publisher), done
 
 
 def go(training: Training, done: int, tell: Callable[[Line], None]) -> Path:
@@ -104,8 +161,9 @@ def go(training: Training, done: int, tell: Callable[[Line], None]) -> Path:
     asked = training_problems(config.steps * config.prompts, config.seed)
     if config.held_out and not done:
         tell(training.held_out(0))
-    for number in range(done + 1, config.steps + 1):
-        tell(training.step(number, asked[(number - 1) * config.prompts : number * config.prompts]))
+    with closing(training.steps(done, asked)) as steps:
+        for step in steps:
+            tell(step)
     if config.held_out:
         tell(training.held_out(config.steps))
     publisher.close()

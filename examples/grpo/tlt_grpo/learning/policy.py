@@ -28,7 +28,8 @@ class Learnt(msgspec.Struct, frozen=True):
     """What an update found; means are over its tokens."""
 
     mismatch: float
-    """The greatest |new/sampled - 1| of a token. Before a step's first update: what the server's numerics differ by."""
+    """The greatest |new/sampled - 1| of a token, in responses that are the newest weights' alone. Before a step's first
+    update: what the server's numerics differ by."""
     drift: float
     """KL from the policy that sampled, in nats."""
     clipped: float
@@ -111,13 +112,19 @@ class Policy:
         nothing but a pull to the start; None is returned if all are."""
         telling = [each for each in trajectories if each.advantage != 0 or self._config.all_responses]
         parts = shares(telling, self._config.updates, f"{self._config.seed} {step}")
-        made = [packs(part, self._config.batch_tokens, self._config.device) for part in parts]
+        config = self._config
+        made = [packs(part, config.batch_tokens, config.device, config.max_age) for part in parts]
         clock = Clock(settle=self.settle)
         with clock.phase("passes"), torch.no_grad():
             # of the first update the policy is still the old one, and its own pass says so
             old = [None, *([self.logprobs(pack) for pack in some] for some in made[1:])]
         found = [self._update(some, before, clock) for some, before in zip(made, old, strict=bool(made))]
         return _over(found, clock) if found else None
+
+    def rest(self) -> None:
+        """Gives memory back that it does not use now."""
+        if self._config.device != "cpu":
+            torch.cuda.empty_cache()
 
     def settle(self) -> None:
         """Waits for the device."""
@@ -148,7 +155,8 @@ class Policy:
                     loss = loss + (config.kl or 0.0) * divergence(new, start)
                     kl += (new.detach() - start).sum().item() / total
                 self.backward(loss / total, pack, before, total)
-                mismatch = max(mismatch, ((new.detach() - pack.sampled).exp() - 1).abs().max().item())
+                apart = ((new.detach() - pack.sampled).exp() - 1).abs() * pack.fresh
+                mismatch = max(mismatch, apart.max().item())
                 drift += terms.drift.item() / total
                 clipped += terms.clipped.item() / total
                 truncated += terms.truncated.item() / total
