@@ -1,13 +1,23 @@
 #!/usr/bin/env bash
 # Runs parts of `benchmarks step` on a GPU host where benchmarks/gpu/bundle.sh's bundle lies in SITE:
-#   benchmarks/gpu/step.sh OUT seed_0 seed_1 seed_2          # 4 x 8 responses a step, one server, six minutes each
-#   benchmarks/gpu/step.sh OUT trained_0 trained_1 trained_2 # the arms that have servers of their own, on the same host
-#   benchmarks/gpu/step.sh OUT 8x8 16x8 long_0 longtrained_0 # off and bandit; long responses, activations computed again
-#   benchmarks/gpu/step.sh OUT change_0 change_1 change_2    # the task changes: off, frozen, online
-#   benchmarks/gpu/step.sh OUT join                          # one result of the parts that are there
-# OUT gets each part's result and what it printed, as well as the servers' logs. A part whose result is there is left out;
-# SECONDS_AT_MOST ends all as Ctrl-C does, and what a part had by then is kept beside it. MODELS is where models are kept,
-# STEPS how many an arm takes.
+#   benchmarks/gpu/step.sh OUT off_bandit online join        # what matters most, within nine minutes
+#
+# part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200, estimated
+# off_bandit  off, frozen                                                       130 + 20 x (3.9 + 2.1) = 250
+# online      online                                                            140 + 20 x 2.5 = 190
+# muted       muted; plain                                                      240 + 20 x 2.5 + 5 x 4 = 310
+# seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370
+# modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
+# long        off, frozen: long responses, activations computed again           150 + 10 x (12 + 6) = 330
+# longonline  online, likewise; longmuted: muted                                160 + 10 x 6.5 = 225
+# change      off, frozen, online: the task changes                             270 + 30 x (3.9 + 2.1 + 2.5) = 525
+# 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 370
+# join        one result of the parts that are there
+#
+# The first summand is what starts take (a server with its arms 75, models 40, a drafter trainer 15, held-out problems
+# 5 an arm), the second what steps do; STEPS is how many an arm takes. OUT gets each part's result and what it printed,
+# as well as the servers' logs. A part whose result is there is left out; SECONDS_AT_MOST (540) ends all as Ctrl-C does.
+# What a part had by then, whole arms, is kept as PART.partial.json. MODELS is where models are kept.
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
@@ -17,7 +27,7 @@ export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WOR
 export PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 models=${MODELS:-/tmp/models/7b}
-deadline=$((SECONDS + ${SECONDS_AT_MOST:-570}))
+deadline=$((SECONDS + ${SECONDS_AT_MOST:-540}))
 
 measure() { # NAME FLAG ...
   local name=$1 began=$SECONDS left=$((deadline - SECONDS))
@@ -25,25 +35,33 @@ measure() { # NAME FLAG ...
   [ "$left" -gt 0 ] || { echo "$name: no time is left"; return; }
   mkdir -p "$out/logs/$name"
   timeout --signal=INT --kill-after=60 "$left" "$python" -m benchmarks step --json "$out/$name.partial.json" \
-    --logs "$out/logs/$name" --policies "${POLICIES:-/tmp/policies}" ${STEPS:+--steps "$STEPS"} "${@:2}" >"$out/$name.txt" 2>&1
+    --logs "$out/logs/$name" --policies "${POLICIES:-$out/policies}" ${STEPS:+--steps "$STEPS"} "${@:2}" \
+    >"$out/$name.txt" 2>&1
   local code=$?
   [ "$code" = 0 ] && mv "$out/$name.partial.json" "$out/$name.json"
   echo "$name: exit $code after $((SECONDS - began)) s; $(tail -n 1 "$out/$name.txt")"
 }
 
 for part in "$@"; do
-  case $part in
-    seed_*) measure "$part" --models "$models" --seeds "${part##*_}" --arms off static frozen again ;;
-    trained_*) measure "$part" --models "$models" --seeds "${part##*_}" --arms online muted plain ;;
-    8x8) measure "$part" --models "$models" --arms off frozen --prompts 8 --replayed ;;
-    16x8) measure "$part" --models "$models" --arms off frozen --prompts 16 --replayed --checkpointing ;;
-    change_*) measure "$part" --models "$models" --arms off frozen online --change --seeds "${part##*_}" ;;
-    long_*) measure "$part" --models "$models-long" --workload long --seeds "${part##*_}" --arms off static frozen \
-      --checkpointing ;;
-    longtrained_*) measure "$part" --models "$models-long" --workload long --seeds "${part##*_}" --arms online muted \
-      --checkpointing ;;
+  seed=0
+  [[ $part =~ _([0-9]+)$ ]] && seed=${BASH_REMATCH[1]}
+  demo=(--models "$models" --seeds "$seed")
+  long=(--models "$models-long" --workload long --seeds "$seed" --checkpointing --replayed --steps "${STEPS:-10}")
+  case ${part%_"$seed"} in
+    off_bandit) measure "$part" "${demo[@]}" --arms off frozen --replayed ;;
+    online) measure "$part" "${demo[@]}" --arms online ;;
+    muted) measure "$part" "${demo[@]}" --arms muted plain ;;
+    seed) measure "$part" "${demo[@]}" --arms off static frozen again ;;
+    modes) measure "$part" "${demo[@]}" --arms off frozen --replayed --steps "${STEPS:-15}" \
+      --modes offload one_step_off partial ;;
+    long) measure "$part" "${long[@]}" --arms off frozen ;;
+    longonline) measure "$part" "${long[@]}" --arms online ;;
+    longmuted) measure "$part" "${long[@]}" --arms muted ;;
+    change) measure "$part" "${demo[@]}" --arms off frozen online --change ;;
+    8x8) measure "$part" "${demo[@]}" --arms off frozen --prompts 8 --replayed ;;
+    16x8) measure "$part" "${demo[@]}" --arms off frozen --prompts 16 --replayed --checkpointing ;;
     join)
-      mapfile -t parts < <(find "$out" -maxdepth 1 -name '*[0-9].json' ! -name 'step.*' | sort)
+      mapfile -t parts < <(find "$out" -maxdepth 1 -name '*.json' ! -name '*.partial.json' ! -name 'step.*' | sort)
       "$python" -m benchmarks step --join "${parts[@]}" --json "$out/step.h200.json" 2>&1 | tee "$out/step.txt"
       ;;
     *) echo "step.sh: $part: not a part" >&2; exit 2 ;;

@@ -1,11 +1,6 @@
 """Whole steps: the figures of runs that are made up, replays of known speeds, and the padded policy's updates."""
 
-import json
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count, pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +16,14 @@ from tlt_grpo.log import Step
 from benchmarks.lib.adaptation.policy import Lesson
 from benchmarks.lib.draining import DecodeStep
 from benchmarks.lib.step import shown
-from benchmarks.lib.step.figures import compared, of_run, replayed, requests, summary
+from benchmarks.lib.step.figures import of_run, replayed, requests, summary
 from benchmarks.lib.step.plan import (
     AGAIN,
     ARMS,
     FROZEN,
     MUTED,
     OFF,
+    ON_POLICY,
     ONLINE,
     PLAIN,
     SMOKE,
@@ -38,8 +34,9 @@ from benchmarks.lib.step.plan import (
 )
 from benchmarks.lib.step.policy import Learner, PaddedLearner, divergence, laws, learner
 from benchmarks.lib.step.replay import Replay, Rest
-from benchmarks.lib.step.running import REST, ROLLED_OUT, Kept, Run, Taken
-from benchmarks.lib.step.serving import Packs, kinds
+from benchmarks.lib.step.running import Kept, Run, Taken
+from benchmarks.lib.step.same import Against
+from benchmarks.lib.step.serving import kinds
 from benchmarks.models.shapes import Shape, build
 from tests.definitions import undefined
 from tlt_server import results
@@ -73,11 +70,10 @@ def taken(number: int, rollout_s: float, lengths: Sequence[int] = (101, 51, 21, 
     step = Step(
         step=number, weight_version="", target_versions=(), drafter_versions=(1,), responses=4, length_mean=46.0,
         length_p90=86.0, length_max=101, tokens=sum(lengths), tokens_per_s=sum(lengths) / rollout_s, step_s=whole,
-        failed_requests=0, lengths=tuple(lengths),
+        failed_requests=0, lengths=tuple(lengths), drafter_steps=5,
         **{"reward": 0.5, "accept_length": None, "learnt": learnt(), **phases, **said},
     )  # fmt: skip
-    times = (10.0, 10.0 + rollout_s, 10.0 + whole)
-    return Taken(step, times, ["a", "b", "c", "d"], [], [0.99], 0.125, 0.0, {ROLLED_OUT: 1, REST: 2})
+    return Taken(step, whole, ["a", "b", "c", "d"], [0.99], 0.125, 0.0)
 
 
 def runs(rollouts: dict[str, float], rewards: Sequence[float] = (0.5,) * 6) -> dict[str, Run]:
@@ -108,7 +104,8 @@ def test_speedups_are_of_whole_steps_and_all_seeds(embedded: Learner) -> None:
     assert figures["rollout_share_off_2x2_seed_0"] == pytest.approx(6 / 8.08)
     assert figures["counted_steps_off_2x2_seed_0"] == 4
     assert figures["step_min_s_off_2x2_seed_0"] == pytest.approx(8.08)
-    assert figures["packs_rest_online_2x2_seed_0"] == 8
+    assert figures["packs_online_2x2_seed_0"] == 4 * 5
+    assert figures["throughput_off_2x2_seed_0"] == pytest.approx(184 / 8.08)
     assert not undefined(figures | found)
 
 
@@ -141,7 +138,7 @@ def test_what_a_token_takes_is_found(token_ms: float, fixed_s: float, tokens: li
     for number, each in enumerate(tokens):
         passes_s = each * token_ms / 1000
         one = taken(number, 1.0, learnt=learnt(each, passes_s))
-        one.times = (0.0, 1.0, 1.0 + passes_s + fixed_s)
+        one.whole_s = 1.0 + passes_s + fixed_s
         steps.append(one)
     rest = Rest.of(steps)
     assert rest.token_s == pytest.approx(token_ms / 1000)
@@ -180,7 +177,7 @@ def test_longer_accept_lengths_are_never_slower(accept_length: float, factor: fl
 
 def test_replayed_figures_are_defined_and_shown(embedded: Learner) -> None:
     found = consistent()
-    figures = requests(found)
+    figures = requests(found.values())
     for run in found.values():
         figures |= of_run(run, PLAN, embedded, "2x2_seed_0")
     figures |= replayed(Replay(KNOWN, SIZES, found, PLAN.uncounted), PLAN, "2x2_seed_0")
@@ -197,52 +194,6 @@ def test_arms_that_train_a_drafter_have_a_server_each() -> None:
     assert {tuple(sorted(rotated(ARMS, seed))) for seed in range(9)} == {tuple(sorted(ARMS))}
     assert len({rotated(ARMS, seed)[0] for seed in range(len(ARMS))}) == len(ARMS)
     assert (what(PLAN, "demo"), what(PLAN, "long")) == ("2x2", "2x2_long")
-
-
-@pytest.fixture
-def status() -> Iterator[str]:
-    """A trainer's status, which counts how often it was asked."""
-    asked = count(1)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"steps": next(asked)}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    serving.join()
-    server.server_close()
-
-
-def test_packs_are_counted_by_when_they_were_done(status: str) -> None:
-    with Packs(status) as packs:
-        times = [time.monotonic() for _ in range(4) if not time.sleep(0.3)]
-    parts = [packs.between(*pair) for pair in pairwise(times)]
-    assert all(part >= 0 for part in parts)
-    assert sum(parts) == packs.between(times[0], times[-1]) > 1
-    assert packs.between(0.0, times[-1]) >= sum(parts)
-    assert packs.between(times[-1] + 9, times[-1] + 10) == 0
-
-
-def test_a_drafter_trainer_that_is_gone_is_told_of() -> None:
-    def ask(packs: Packs) -> None:
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            packs.between(0.0, 1.0)
-            time.sleep(0.05)
-
-    with Packs("http://127.0.0.1:9") as packs, pytest.raises(ServerFailed, match="trainer does not answer"):
-        ask(packs)
 
 
 def solutions(one: Learner, number: int = 4) -> list[Trajectory]:
@@ -332,15 +283,59 @@ def test_policies_are_compared_with_off_after_the_same_steps(embedded: Learner, 
     other = {name: each + 0.01 * (each.dim() > 1) for name, each in now.items()}
     found[OFF].policies, found[FROZEN].policies = {1: now, 2: now}, {1: now, 2: other}
     found[FROZEN].steps[0].texts = ["a", "b", "x", "d"]
-    kept = Kept(tmp_path / "policies")  # as in another command
-    kept.add(found[OFF], "2x2_seed_0")
-    off = kept.find(OFF, "2x2_seed_0")
-    assert off is not None
-    assert kept.find(OFF, "2x2_seed_1") is Kept(None).find(OFF, "2x2_seed_0") is None
+    found[AGAIN] = Run(AGAIN, found[OFF].steps, policies={2: other})
     sequences = [embedded.tokens("3*4: 3*4=12 so 12")]
-    figures = compared({FROZEN: found[FROZEN].compared}, off, embedded, sequences, "2x2_seed_0")
-    embedded.begin()
+    against = Against(Kept(tmp_path / "policies"), embedded, sequences, "2x2_seed_0")
+    assert not against.figures(found[FROZEN]), "nothing is there to hold it against"
+    figures = against.figures(found[OFF])
     assert figures["first_step_differing_frozen_2x2_seed_0"] == 1
     assert figures["divergence_frozen_2x2_seed_0_step_1"] == 0
     assert figures["divergence_frozen_2x2_seed_0_step_2"] > 0.001
+    later = Against(Kept(tmp_path / "policies"), embedded, sequences, "2x2_seed_0")  # another command
+    figures |= later.figures(found[AGAIN])
+    embedded.begin()
+    assert figures["divergence_again_2x2_seed_0_step_2"] == figures["divergence_frozen_2x2_seed_0_step_2"]
+    assert summary(of_run(found[OFF], PLAN, embedded, "2x2_seed_0") | figures)["divergence_over_again_2x2"] == 1
+    assert Kept(tmp_path / "policies").find(OFF, "2x2_seed_1") is Kept(None).find(OFF, "2x2_seed_0") is None
     assert not undefined(figures)
+
+
+def test_held_out_problems_are_counted_over_all_seeds(embedded: Learner) -> None:
+    figures: dict[str, float] = {}
+    for seed in range(2):
+        for arm, right in ((OFF, 50), (FROZEN, 50 + 10 * seed), (MUTED, 50)):
+            run = runs({arm: 1.0})[arm]
+            run.held_out = [True] * right + [False] * (100 - right)
+            figures |= of_run(run, PLAN, embedded, f"2x2_seed_{seed}")
+    assert figures["accuracy_frozen_2x2_seed_1"] == 0.6
+    error = (2 * 0.525 * 0.475 / 200) ** 0.5
+    assert summary(figures)["accuracy_gap_in_errors_2x2"] == pytest.approx(0.05 / error)
+    assert not undefined(figures | summary(figures))
+
+
+def test_rollouts_in_flight_stand_beside_those_on_policy(embedded: Learner) -> None:
+    """By tokens a second of whole steps, for steps that take what ends first are not of the same tokens."""
+    figures: dict[str, float] = {}
+    for mode, rollouts in ((ON_POLICY, {OFF: 6.0, FROZEN: 2.0}), ("partial", {OFF: 2.0, FROZEN: 1.0})):
+        for run in runs(rollouts).values():
+            run.mode = mode
+            for each in run.steps:
+                each.step = replace(each.step, age_mean=1.5 * (mode != ON_POLICY), age_max=3)
+            figures |= of_run(run, PLAN, embedded, f"{what(PLAN, 'demo', mode)}_seed_0")
+    found = summary(figures)
+    assert found["over_on_policy_off_2x2_partial"] == pytest.approx(2)
+    assert found["over_on_policy_frozen_2x2_partial"] == pytest.approx(4 / 3)
+    assert found["step_speedup_2x2_partial"] == pytest.approx(4 / 3)
+    assert figures["age_mean_frozen_2x2_partial_seed_0"] == 1.5
+    assert "tokens_per_s_off_2x2_partial_seed_0" not in figures
+    assert not undefined(figures | found)
+    table = shown.table(results.measured_here("step", ["python"], figures | found))
+    assert "| partial | 45.54 | 60.73 | 1.33 | 1.50 | 1.50 |" in table
+
+
+def test_off_and_frozen_alone_take_steps_in_other_modes() -> None:
+    plan = replace(PLAN, modes=(ON_POLICY, "partial"))
+    taken = list(plan.runs([OFF, STATIC, FROZEN, AGAIN], seed=1))
+    assert taken[0] == (ON_POLICY, STATIC)
+    assert sorted(taken[4:]) == [("partial", FROZEN), ("partial", OFF)]
+    assert list(plan.runs([ONLINE], seed=0)) == [(ON_POLICY, ONLINE)]

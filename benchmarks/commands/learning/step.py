@@ -11,10 +11,14 @@ takes the same steps, on the same problems with the same seeds of sampling, from
     off      plain decoding, by the server that has the drafter and its arms
     static   the arm that drains the first step's batch soonest
     frozen   the bandit, the drafter as it is
-    online   the bandit, `tlt-server train` beside it; what it costs is in the step
+    online   the bandit; `tlt-server train` beside it is asked for some packs in each step, whose time is the step's
     muted    as online, but nothing is published
     plain    a server without a drafter, for a few steps: whether `off` is as fast
     again    `off` with other seeds of sampling, for a few steps: how far apart two runs are in any case
+
+With --modes, off and frozen take other steps beside those `on_policy`: `offload` releases the server's memory while the
+policy learns; `one_step_off` and `partial` roll out meanwhile, and publish between two tokens: how old tokens are then,
+and what that is worth with speculation and without it.
 
 With --change the task changes in a run, which makes a frozen drafter stale: as in `adaptation`, a lesson begins the
 change, here given to the small model, whose time is no 7B's.
@@ -30,11 +34,12 @@ import msgspec
 
 from benchmarks.lib import parts
 from benchmarks.lib.command import EMBEDDED, SEED, Models, parser, positive
-from benchmarks.lib.step.figures import compared, of_run, replayed, requests, summary
-from benchmarks.lib.step.plan import ARMS, OFF, SMOKE, Plan, changing, rotated, what
+from benchmarks.lib.step.figures import of_run, replayed, requests, summary
+from benchmarks.lib.step.plan import ARMS, MODES, MUTED, OFF, OFFLOAD, ON_POLICY, SMOKE, STATIC, Plan, changing, what
 from benchmarks.lib.step.policy import Learner, learner
 from benchmarks.lib.step.replay import Replay
 from benchmarks.lib.step.running import Kept, Run, Runner
+from benchmarks.lib.step.same import Against
 from benchmarks.lib.step.serving import SIZES, kinds, serving
 from benchmarks.lib.step.shown import table
 from benchmarks.models.shapes import SHAPES
@@ -48,7 +53,8 @@ MEASURES = ("examples/grpo/tlt_grpo", "tlt_server/engine/decode", "tlt_server/st
 def planned(arguments: argparse.Namespace) -> Plan:
     """By the flags."""
     plan = SMOKE if arguments.smoke else Plan()
-    given = {name: getattr(arguments, name) for name in ("steps", "prompts", "group", "learning_rate", "replayed")}
+    flags = ("steps", "prompts", "group", "learning_rate", "replayed", "modes", "packs", "held_out")
+    given = {name: getattr(arguments, name) for name in flags}
     chosen = {name: value for name, value in given.items() if value is not None}
     plan = changing(plan) if arguments.change else plan
     return msgspec.structs.replace(plan, **chosen, checkpointing=arguments.checkpointing)
@@ -73,22 +79,23 @@ def _of_seed(
     largest = max((plan.prompts, *plan.replayed)) * plan.group
     sizes = [size for size in SIZES if size < largest] + [largest]
     end = f"{what(plan, models.workload.name)}_seed_{seed}"
-    runner, runs, figures, kept = Runner(plan, models, one, seed), dict[str, Run](), Figures(), Kept(arguments.policies)
-    for group in kinds([arm for arm in ARMS if arm in arguments.arms]):
+    runner, runs, figures = Runner(plan, models, one, seed), list[Run](), Figures()
+    against = Against(Kept(arguments.policies), one, sequences(one, plan), end)
+    asked = arguments.arms or (arm for arm in ARMS if not (arguments.smoke and arm == MUTED))
+    for group in kinds(sorted(asked, key=ARMS.index)):
         one.rest()
-        with serving(group, models, sizes, logs, smoke=arguments.smoke, seed=seed) as served:
-            static, swept = runner.sweep(served) if OFF in group else (None, [])
-            for arm in rotated(group, seed):
-                runs[arm] = runner.run(arm, served, static)
-                figures |= of_run(runs[arm], plan, one, end)
+        lends = OFFLOAD in plan.modes and OFF in group
+        with serving(group, models, sizes, logs, smoke=arguments.smoke, seed=seed, lends=lends) as served:
+            sweeps = OFF in group and (STATIC in group or plan.replayed)
+            static, swept = runner.sweep(served) if sweeps else (None, [])
+            for mode, arm in plan.runs(group, seed):
+                runs.append(run := runner.run(arm, served, static, mode))
+                figures |= of_run(run, plan, one, f"{what(plan, models.workload.name, mode)}_seed_{seed}")
+                figures |= against.figures(run) if mode == ON_POLICY else {}
                 yield figures | requests(runs)
             if swept:
-                figures |= replayed(Replay(swept, sizes, runs, plan.uncounted), plan, end)
-    for run in runs.values():
-        kept.add(run, end)
-    if off := kept.find(OFF, end) or (runs[OFF].compared if OFF in runs else None):
-        arms = {arm: run.compared for arm, run in runs.items() if arm != OFF}
-        figures |= compared(arms, off, one, sequences(one, plan), end)
+                on_policy = {run.arm: run for run in runs if run.mode == ON_POLICY}
+                figures |= replayed(Replay(swept, sizes, on_policy, plan.uncounted), plan, end)
     yield figures | requests(runs)
 
 
@@ -106,13 +113,16 @@ def sequences(one: Learner, plan: Plan) -> list[tuple[int, ...]]:
 def main(argv: Sequence[str]) -> None:
     flags = parser("step", __doc__, compares=False)
     flags.set_defaults(shape="qwen2.5-7b" if has_gpu() else EMBEDDED)
-    flags.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="default: all")
+    flags.add_argument("--arms", nargs="+", choices=ARMS, help=f"default: all; in a smoke all but {MUTED}")
     flags.add_argument("--seeds", nargs="+", type=int, default=[0], help="default: 0")
     flags.add_argument("--steps", type=positive, help=f"of each arm (default: {Plan().steps})")
     flags.add_argument("--prompts", type=positive, help=f"of a step (default: {Plan().prompts})")
     flags.add_argument("--group", type=positive, help=f"responses to each (default: {Plan().group})")
     flags.add_argument("--learning-rate", type=float, help=f"default: {Plan().learning_rate}")
     flags.add_argument("--replayed", nargs="*", type=positive, help="prompts of steps to replay (default: 8 16)")
+    flags.add_argument("--modes", nargs="+", choices=MODES, help=f"of off and frozen (default: {Plan().modes[0]})")
+    flags.add_argument("--packs", type=positive, help=f"that a drafter learns from in a step (default: {Plan().packs})")
+    flags.add_argument("--held-out", type=positive, help=f"problems at the end (default: {Plan().held_out})")
     flags.add_argument("--checkpointing", action="store_true", help="activations are computed again: for larger steps")
     flags.add_argument(
         "--policies", type=Path, metavar="FOLDER", help="keeps what later commands' arms are compared with"

@@ -2,18 +2,29 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median, stdev
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
 
-from torch import Tensor
+from tlt_grpo.log import Step
 
-from benchmarks.lib.step.plan import AGAIN, COMPARED_STEPS, FROZEN, MUTED, OFF, ONLINE, PLAIN, Plan
-from benchmarks.lib.step.policy import Learner, divergence, laws
+from benchmarks.lib.step.plan import (
+    FROZEN,
+    MODES,
+    MUTED,
+    OFF,
+    ON_POLICY,
+    ONLINE,
+    PLAIN,
+    Plan,
+    rollouts,
+)
+from benchmarks.lib.step.policy import Learner
 from benchmarks.lib.step.replay import ACCEPT_LENGTHS, Replay
-from benchmarks.lib.step.running import REST, ROLLED_OUT, Compared, Run, Taken
+from benchmarks.lib.step.running import Run, Taken
+from benchmarks.lib.step.same import same
 from tlt_server.results import Figures
 
-PHASES = ("rollout", "grade", "learn", "publish")
+PHASES = ("rollout", "grade", "learn", "offload", "draft", "publish")
 _STEP = re.compile(r"step_sum_s_([a-z]+)_(\w+)_seed_(\d+)")
 
 
@@ -21,20 +32,35 @@ def of_run(run: Run, plan: Plan, learner: Learner, end: str) -> Figures:
     """Medians over the counted steps of an arm; rewards and times of all of them. end: batch and seed, in the names."""
     counted = run.steps[min(plan.uncounted, len(run.steps) - 1) :]
     name, steps = f"{run.arm}_{end}", [taken.step for taken in counted]
-    figures: Figures = {f"{phase}_s_{name}": median(getattr(step, f"{phase}_s") for step in steps) for phase in PHASES}
+    took = {phase: [getattr(step, f"{phase}_s") for step in steps] for phase in PHASES}
+    figures: Figures = {f"{phase}_s_{name}": median(each) for phase, each in took.items() if any(each)}
     whole = [taken.whole_s for taken in counted]
     figures |= {f"step_s_{name}": median(whole), f"step_sum_s_{name}": sum(whole), f"counted_steps_{name}": len(whole)}
     figures |= {f"step_min_s_{name}": min(whole), f"step_max_s_{name}": max(whole)}
-    figures[f"rollout_share_{name}"] = sum(step.rollout_s for step in steps) / sum(whole)
-    figures[f"bubble_{name}"] = 1 - sum(sum(getattr(step, f"{phase}_s") for phase in PHASES) for step in steps) / sum(
-        whole
-    )
-    figures[f"tokens_per_s_{name}"] = sum(step.tokens for step in steps) / sum(step.rollout_s for step in steps)
-    figures[f"tokens_{name}"] = sum(step.tokens for step in steps)
+    figures[f"rollout_share_{name}"] = sum(took["rollout"]) / sum(whole)
+    figures[f"bubble_{name}"] = 1 - sum(map(sum, took.values())) / sum(whole)
+    tokens = figures[f"tokens_{name}"] = sum(step.tokens for step in steps)
+    figures[f"throughput_{name}"] = tokens / sum(whole)
     figures[f"accept_length_{name}"] = fmean(step.accept_length or 1.0 for step in steps)
     for number, taken in enumerate(run.steps, 1):
         figures |= {f"reward_{name}_step_{number}": taken.step.reward, f"whole_s_{name}_step_{number}": taken.whole_s}
+    figures |= (
+        _ages(steps, name)
+        if rollouts(run.mode) != ON_POLICY
+        else {f"tokens_per_s_{name}": tokens / sum(took["rollout"])}
+    )
+    if run.held_out:
+        figures |= {f"accuracy_{name}": fmean(run.held_out), f"held_out_{name}": len(run.held_out)}
     return figures | _learning(counted, learner, name) | _training(counted, name)
+
+
+def _ages(steps: Sequence[Step], name: str) -> Figures:
+    """Of tokens, in publications."""
+    return {
+        f"age_mean_{name}": fmean(step.age_mean for step in steps),
+        f"age_max_{name}": max(step.age_max for step in steps),
+        f"too_old_{name}": fmean(step.too_old for step in steps),
+    }
 
 
 def _learning(counted: Sequence[Taken], learner: Learner, name: str) -> Figures:
@@ -56,10 +82,9 @@ def _learning(counted: Sequence[Taken], learner: Learner, name: str) -> Figures:
 
 
 def _training(counted: Sequence[Taken], name: str) -> Figures:
-    """Where the drafter's packs ran, which drafters were in force, and what was used of the card."""
+    """What the drafter learnt from, which drafters were in force, and what was used of the card."""
     figures: Figures = {
-        f"packs_rollout_{name}": sum(taken.packs[ROLLED_OUT] for taken in counted),
-        f"packs_rest_{name}": sum(taken.packs[REST] for taken in counted),
+        f"packs_{name}": sum(taken.step.drafter_steps for taken in counted),
         f"drafters_{name}": len({version for taken in counted for version in taken.step.drafter_versions}),
     }
     if used := max(taken.used_gb for taken in counted):
@@ -67,31 +92,11 @@ def _training(counted: Sequence[Taken], name: str) -> Figures:
     return figures
 
 
-def requests(runs: Mapping[str, Run]) -> Figures:
+def requests(runs: Iterable[Run]) -> Figures:
     """Of all steps."""
-    steps = [taken.step for run in runs.values() for taken in run.steps]
+    steps = [taken.step for run in runs for taken in run.steps]
     failed = sum(step.failed_requests for step in steps)
     return {"requests": sum(step.responses for step in steps) + failed, "failed_requests": failed}
-
-
-def compared(
-    arms: Mapping[str, Compared], off: Compared, learner: Learner, sequences: Sequence[tuple[int, ...]], end: str
-) -> Figures:
-    """Arms against `off`: responses of the first step that differ, and the policies' divergence after some steps."""
-    figures: Figures = {}
-
-    def found(arm: Compared, number: int) -> list[Tensor]:
-        learner.small.load_state_dict(arm.policies[number], strict=False)
-        return laws(learner.small, sequences)
-
-    base = {number: found(off, number) for number in COMPARED_STEPS if number in off.policies}
-    for name, arm in arms.items():
-        if name != AGAIN:
-            differing = sum(one != other for one, other in zip(arm.texts, off.texts, strict=True))
-            figures[f"first_step_differing_{name}_{end}"] = differing
-        for number in base.keys() & arm.policies.keys():
-            figures[f"divergence_{name}_{end}_step_{number}"] = divergence(found(arm, number), base[number])
-    return figures
 
 
 def replayed(replay: Replay, plan: Plan, end: str) -> Figures:
@@ -123,7 +128,7 @@ def summary(figures: Figures) -> Figures:
         made |= _ratios("step_speedup_online", what, arms, OFF, ONLINE)
         made |= _ratios("muted_over_frozen", what, arms, MUTED, FROZEN)
         made |= _ratios("off_ratio_to_plain", what, arms, PLAIN, OFF)
-        made |= _rewards(figures, what)
+        made |= same(figures, what) | _over_on_policy(figures, what)
         if what.endswith("_change"):
             made |= _ratios("online_over_frozen_after_change", what.removesuffix("_change"), arms, FROZEN, ONLINE)
     shares = [value for name, value in figures.items() if name.startswith("bubble_") and name != "bubble_max"]
@@ -141,20 +146,17 @@ def _ratios(name: str, what: str, arms: Mapping[str, Mapping[str, float]], above
     return {f"{name}_{what}": median(over), f"{name}_min_{what}": min(over), f"{name}_max_{what}": max(over)}
 
 
-def _rewards(figures: Figures, what: str) -> Figures:
-    """The mean difference of an arm's reward to that of `off`, step by step on the same problems, in standard errors;
-    the largest of all arms."""
-    gaps = {}
-    for arm in (FROZEN, ONLINE, MUTED, "static"):
-        pairs = list(_pairs(figures, arm, what))
-        if len(pairs) > 1 and (error := stdev(pairs) / len(pairs) ** 0.5):
-            gaps[f"reward_gap_in_errors_{arm}_{what}"] = fmean(pairs) / error
-    worst = {f"reward_gap_in_errors_{what}": max(abs(value) for value in gaps.values())} if gaps else {}
-    return gaps | worst
-
-
-def _pairs(figures: Figures, arm: str, what: str) -> Iterator[float]:
-    form = re.compile(rf"reward_{arm}_({re.escape(what)}_seed_\d+_step_\d+)")
-    for name, value in figures.items():
-        if (match := form.fullmatch(name)) and (other := figures.get(f"reward_{OFF}_{match[1]}")) is not None:
-            yield value - other
+def _over_on_policy(figures: Figures, what: str) -> Figures:
+    """By arm, a mode's tokens a second of whole steps over those on policy; seeds that have both."""
+    base = next((what.removesuffix(f"_{mode}") for mode in MODES if what.endswith(f"_{mode}")), what)
+    made: Figures = {}
+    for arm in (OFF, FROZEN) if base != what else ():
+        form = re.compile(rf"throughput_{arm}_{re.escape(what)}_(seed_\d+)")
+        over = [
+            value / figures[other]
+            for name, value in figures.items()
+            if (match := form.fullmatch(name)) and (other := f"throughput_{arm}_{base}_{match[1]}") in figures
+        ]
+        if over:
+            made[f"over_on_policy_{arm}_{what}"] = median(over)
+    return made

@@ -1,10 +1,10 @@
 """What all runs of a comparison have in common, and which arms there are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from tlt_grpo.config import Config
+from tlt_grpo.config import Config, Mode
 
 from benchmarks.lib.adaptation.policy import Lesson
 from tlt_server.launch import has_gpu
@@ -24,6 +24,10 @@ again    as off, with other seeds of sampling: by how much two runs differ that 
 TRAINED = (ONLINE, MUTED)
 BRIEF = (PLAIN, AGAIN)
 """Take as many steps as a comparison of policies needs."""
+ON_POLICY, OFFLOAD = "on_policy", "offload"
+MODES = (ON_POLICY, OFFLOAD, "one_step_off", "partial")
+"""How arms OFF and FROZEN take their steps; others do on policy alone. OFFLOAD: on policy, without the server's memory
+while the policy learns. The last two: in flight, as tlt-grpo has it."""
 COMPARED_STEPS = (1, 2, 3, 5)
 """After which policies are compared."""
 
@@ -38,6 +42,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 8
     replayed: tuple[int, ...] = (8, 16)
     """Prompts of larger steps, whose times are replayed."""
+    modes: tuple[str, ...] = (ON_POLICY,)
+    packs: int = 5
+    """That a drafter is trained with in a step, where one is."""
+    held_out: int = 256
+    """Problems that are answered once each when a run is over."""
     learning_rate: float = 1e-5
     max_new_tokens: int | None = None
     """Of a response; None: as the workload says."""
@@ -64,6 +73,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def steps_of(self, arm: str) -> int:
         return self.brief_steps if arm in BRIEF else self.steps
 
+    def runs(self, arms: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
+        """Modes and arms of one server, in another order for each seed."""
+        for mode in self.modes:
+            for arm in rotated(arms, seed):
+                if mode == ON_POLICY or arm in (OFF, FROZEN):
+                    yield mode, arm
+
     def config(self, target: Path, longest: int, seed: int) -> Config:
         """Of the trainer. Groups of equal rewards are learnt from, too: a step costs what its tokens cost."""
         return Config(
@@ -80,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             batch_tokens=16_384 if self.checkpointing else 4_096,  # of 7B, 6 MB of activations a token
             checkpointing=self.checkpointing,
             publish="tensor",
+            drafter_steps=self.packs,
             device="cuda" if has_gpu() else "cpu",
             seed=seed,
         )
@@ -94,6 +111,9 @@ SMOKE = Plan(
     learning_rate=1e-4,
     max_new_tokens=128,
     compared=4,
+    modes=MODES,
+    packs=2,
+    held_out=8,
     lesson_updates=1,
 )
 
@@ -108,12 +128,22 @@ def changing(plan: Plan) -> Plan:
         uncounted=after + lesson,
         steps=after + lesson + then,
         replayed=(),
+        modes=(ON_POLICY,),
     )
 
 
-def what(plan: Plan, workload: str) -> str:
-    """A step's batch, in the figures' names: `4x8`, `4x8_long`, `4x8_change`."""
-    ends = ("" if workload == "demo" else f"_{workload}", "" if plan.change_after is None else "_change")
+def rollouts(mode: str) -> Mode:
+    """As tlt-grpo calls it."""
+    return "one_step_off" if mode == "one_step_off" else "partial" if mode == "partial" else "on_policy"
+
+
+def what(plan: Plan, workload: str, mode: str = ON_POLICY) -> str:
+    """A step's batch, in the figures' names: `4x8`, `4x8_long`, `4x8_change`, `4x8_partial`."""
+    ends = (
+        "" if workload == "demo" else f"_{workload}",
+        "" if plan.change_after is None else "_change",
+        "" if mode == ON_POLICY else f"_{mode}",
+    )
     return f"{plan.prompts}x{plan.group}{''.join(ends)}"
 
 

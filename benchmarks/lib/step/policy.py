@@ -58,11 +58,6 @@ class Learner(Policy):
     def _taught(self) -> None:
         """After a lesson of the small model."""
 
-    def rest(self) -> None:
-        """Gives memory back that it does not use now, while a server starts."""
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
     @property
     def small(self) -> Any:
         """The model that learns: a small one, whatever is served."""

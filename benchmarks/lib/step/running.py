@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,40 +16,41 @@ from tlt_grpo.train import Training
 from torch import Tensor
 
 from benchmarks.lib.adaptation.rl import OTHER_SIGNS
-from benchmarks.lib.command import Models, out
+from benchmarks.lib.command import SEED, Models, out
 from benchmarks.lib.draining import DecodeStep, decode_steps
-from benchmarks.lib.step.plan import AGAIN, COMPARED_STEPS, OFF, STATIC, TRAINED, Plan
+from benchmarks.lib.step.plan import (
+    AGAIN,
+    BRIEF,
+    COMPARED_STEPS,
+    OFF,
+    OFFLOAD,
+    ON_POLICY,
+    STATIC,
+    TRAINED,
+    Plan,
+    rollouts,
+)
 from benchmarks.lib.step.policy import Learner
 from benchmarks.lib.step.serving import Serving
 from benchmarks.lib.strategies import Strategies
-from tlt_server.demo.task import Problem, grade, training_problems
-from tlt_server.engine.decode.steplog import SettledStep, read_steps
-
-ROLLED_OUT, REST = "rollout", "rest"
+from tlt_server.demo.task import Problem, grade, problems, training_problems
+from tlt_server.engine.decode.steplog import read_steps
 
 
 @dataclass
 class Taken:
     """One step.
 
-    times: when it began, when its rollouts were complete, when it ended; monotonic seconds.
-    check_s: that self-checks took within the passes. used_gb: of the card, by everybody, at most; 0 on a CPU.
-    packs: that the drafter trainer learnt from during the rollouts, and after them.
+    whole_s: from its prompts to the next one's. check_s: that self-checks took within the passes. used_gb: of the card,
+    by everybody, at most; 0 on a CPU.
     """
 
     step: Step
-    times: tuple[float, float, float]
+    whole_s: float
     texts: list[str]
-    decode: list[SettledStep]
     cosines: list[float]
     check_s: float
     used_gb: float
-    packs: dict[str, int]
-
-    @property
-    def whole_s(self) -> float:
-        """From its prompts to the next one's."""
-        return self.times[2] - self.times[0]
 
     @property
     def lengths(self) -> list[int]:
@@ -66,11 +67,13 @@ class Compared(NamedTuple):
 
 @dataclass
 class Run:
-    """Of one arm: its steps, and the small model's weights after some of them."""
+    """Of one arm: its steps, the small model's weights after some of them, and which held-out problems it solved."""
 
     arm: str
     steps: list[Taken] = field(default_factory=list)
     policies: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    held_out: list[bool] = field(default_factory=list)
+    mode: str = ON_POLICY
 
     @property
     def compared(self) -> Compared:
@@ -101,7 +104,8 @@ class Runner:
     def __init__(self, plan: Plan, models: Models, learner: Learner, seed: int) -> None:
         self.plan, self._models, self._learner, self._seed = plan, models, learner, seed
         self.config = plan.config(models.target, models.workload.longest, seed)
-        self._problems = training_problems((plan.steps + 1) * plan.prompts, seed, models.workload.task)
+        asked = training_problems((plan.steps + 3) * plan.prompts, seed, models.workload.task)
+        self._problems = asked[plan.prompts :]  # the first are the sweep's; the last, those that stay in flight
         self._strategies = Strategies()
 
     def sweep(self, serving: Serving) -> tuple[str, list[DecodeStep]]:
@@ -126,37 +130,47 @@ class Runner:
         drafting = {name: seconds for name, seconds in took.items() if name != OFF}
         return min(drafting, key=lambda name: drafting[name]), seen
 
-    def run(self, arm: str, serving: Serving, static: str | None) -> Run:
+    def run(self, arm: str, serving: Serving, static: str | None, mode: str = ON_POLICY) -> Run:
         """All steps of one arm; `static`: the fixed choice that is STATIC."""
-        found, taking = Run(arm), _Taking(serving)
-        with self._beginning(static if arm == STATIC and static else arm, serving, taking) as training:
-            for number in range(1, self.plan.steps_of(arm) + 1):
-                taking.changed = self.plan.change_after is not None and number > self.plan.change_after
-                asked = self._problems[number * self.plan.prompts : (number + 1) * self.plan.prompts]
-                taken = taking.step(lambda: training.step(number, asked), self._learner)  # noqa: B023 - called at once
-                found.steps.append(taken)
-                if number in COMPARED_STEPS:
-                    weights = self._learner.small.named_parameters()
-                    found.policies[number] = {name: each.detach().cpu().clone() for name, each in weights}
-                out.print(f"{arm}: {taken.step}")
-        if serving.packs is not None:
-            for taken in found.steps:
-                began, rolled_out, ended = taken.times
-                taken.packs[ROLLED_OUT] = serving.packs.between(began, rolled_out)
-                taken.packs[REST] = serving.packs.between(rolled_out, ended)
+        found, taking = Run(arm, mode=mode), _Taking()
+        with self._beginning(static if arm == STATIC and static else arm, serving, taking, mode) as training:
+            with closing(training.steps(0, self._problems)) as steps:
+                for number in range(1, self.plan.steps_of(arm) + 1):
+                    taking.changed = self.plan.change_after is not None and number > self.plan.change_after
+                    taken = taking.step(lambda: next(steps), self._learner)
+                    found.steps.append(taken)
+                    if number in COMPARED_STEPS:
+                        weights = self._learner.small.named_parameters()
+                        found.policies[number] = {name: each.detach().cpu().clone() for name, each in weights}
+                    out.print(f"{arm}, {mode}: {taken.step}")
+            found.held_out = [] if arm in BRIEF else self._held_out(training)
         return found
 
+    def _held_out(self, training: Training) -> list[bool]:
+        """Which of the problems that nobody learns from the last policy solves."""
+        asked = problems(self.plan.held_out, SEED, self._models.workload.task)
+        sampled = training.roll_out([self._learner.tokens(problem.prompt) for problem in asked], "held out")
+        return [training.grade(problem, each.text) for problem, each in zip(asked, sampled.all, strict=True)]
+
     @contextmanager
-    def _beginning(self, arm: str, serving: Serving, taking: "_Taking | None" = None) -> Iterator[Training]:
+    def _beginning(
+        self, arm: str, serving: Serving, taking: "_Taking | None" = None, mode: str = ON_POLICY
+    ) -> Iterator[Training]:
         """With the first policy and the first drafter, of which a bandit knows nothing."""
-        side = serving.sides[arm]
-        config = msgspec.structs.replace(self.config, seed=self._seed + 1000 * (arm == AGAIN))
+        side, seed = serving.sides[arm], self._seed + 1000 * (arm == AGAIN)
+        config = msgspec.structs.replace(
+            self.config,
+            seed=seed,
+            rollouts=rollouts(mode),
+            offload=mode == OFFLOAD,
+            drafter_trainer=serving.trainer,
+        )
         self._strategies.forget(side)
         self._learner.begin(self.plan.lesson if taking else None)
         with Client(serving.server.url) as client, self._strategies.active(serving.server, side):
             if side.arms and arm not in TRAINED:
                 client.update_drafter(DrafterUpdate(str(self._models.drafter)))
-            publisher = Publisher(client, config.out, config.publish)
+            publisher = Publisher(client, config.out, config.publish, in_flight=config.rollouts != "on_policy")
             publisher.publish(self._learner, "0")
             listening = {"grade": taking.grade, "ended": taking.ended} if taking else {}
             yield Training(config, client, self._learner, publisher, **listening)
@@ -170,9 +184,8 @@ class Runner:
 class _Taking:
     """Listens to a step: what it sampled, and what was used and trained in its phases."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving, self.texts = serving, list[str]()
-        self._used_gb, self._rolled_out = 0.0, 0.0
+    def __init__(self) -> None:
+        self.texts, self._used_gb = list[str](), 0.0
         self.changed = False
         """Whether the task has."""
 
@@ -180,20 +193,15 @@ class _Taking:
         self.texts.append(text)
         return OTHER_SIGNS.grade(problem, text) if self.changed else grade(problem, text)
 
-    def ended(self, phase: str) -> None:
+    def ended(self, _: str) -> None:
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             self._used_gb = max(self._used_gb, (total - free) / 1e9)
-        if phase == ROLLED_OUT:
-            self._rolled_out = time.monotonic()
 
     def step(self, take: Callable[[], Step], learner: Learner) -> Taken:
-        since = self._serving.steps.stat().st_size
         self.texts, self._used_gb, learner.check_s = [], 0.0, 0.0
         began = time.monotonic()
         step = take()
-        times = began, self._rolled_out, time.monotonic()
+        whole_s = time.monotonic() - began
         cosines = learner.checked() if step.learnt is not None else []
-        decode = read_steps(self._serving.steps, since)
-        packs = {ROLLED_OUT: 0, REST: 0}
-        return Taken(step, times, self.texts, decode, cosines, learner.check_s, self._used_gb, packs)
+        return Taken(step, whole_s, self.texts, cosines, learner.check_s, self._used_gb)

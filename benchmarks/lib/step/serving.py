@@ -1,15 +1,12 @@
 """The server of some arms, and for those that train a drafter the drafter trainer beside it."""
 
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
 from typing import NamedTuple
 
-import httpx
 from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.commands.speed.strategy import ARMS as GPU_ARMS
@@ -21,14 +18,12 @@ from benchmarks.lib.step.plan import AGAIN, FROZEN, MUTED, OFF, ONLINE, PLAIN, T
 from benchmarks.lib.strategies import fixed
 from benchmarks.lib.training.trainers import training
 from tlt_server.engine.graphs.capture import sizes_of
-from tlt_server.errors import ServerFailed
 from tlt_server.launch import has_gpu
 
 SETTINGS = Path(__file__).with_name("drafter_trainer.toml")
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 HELD = 131_072
 """Tokens in the server's cache: of 128 responses, few are long at a time."""
-POLL_S = 0.05
 
 
 class Serving(NamedTuple):
@@ -39,49 +34,8 @@ class Serving(NamedTuple):
     """How it decodes: by arm of the comparison, and each fixed choice by its own name."""
     steps: Path
     """Its log of steps."""
-    packs: "Packs | None"
-    """Of its drafter trainer."""
-
-
-class Packs:
-    """How many packs a drafter trainer has learnt from, and when: a thread asks every POLL_S, so that no step waits.
-
-    Raises:
-        ServerFailed: in `between`, it did not answer.
-    """
-
-    def __init__(self, status: str) -> None:
-        self._status, self._ended = status, Event()
-        self._seen: list[tuple[float, int]] = []
-        self._fault: httpx.HTTPError | None = None
-        self._thread = Thread(target=self._poll, daemon=True)
-
-    def between(self, begin: float, end: float) -> int:
-        """Packs that were seen to be done after `begin`, and not after `end`: monotonic seconds."""
-        if self._fault is not None:
-            raise ServerFailed(f"the drafter trainer does not answer: {self._fault}") from self._fault
-        return self._at(end) - self._at(begin)
-
-    def _at(self, now: float) -> int:
-        return next((packs for seen, packs in reversed(self._seen) if seen <= now), 0)
-
-    def _poll(self) -> None:
-        with httpx.Client(timeout=60) as http:
-            while not self._ended.wait(POLL_S):
-                try:
-                    packs = int(http.get(self._status).raise_for_status().json()["steps"])
-                except httpx.HTTPError as error:  # the network's edge: told to who asks
-                    self._fault = error
-                    return
-                self._seen.append((time.monotonic(), packs))
-
-    def __enter__(self) -> "Packs":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+    trainer: str | None
+    """URL of its drafter trainer."""
 
 
 def kinds(arms: Sequence[str]) -> list[list[str]]:
@@ -93,9 +47,16 @@ def kinds(arms: Sequence[str]) -> list[list[str]]:
 
 @contextmanager
 def serving(
-    arms: Sequence[str], models: Models, sizes: Sequence[int], logs: Path, *, smoke: bool, seed: int
+    arms: Sequence[str],
+    models: Models,
+    sizes: Sequence[int],
+    logs: Path,
+    *,
+    smoke: bool,
+    seed: int,
+    lends: bool = False,
 ) -> Iterator[Serving]:
-    """One of `kinds`. sizes: of batches, ascending.
+    """One of `kinds`. sizes: of batches, ascending. lends: its memory, to the policy while that learns.
 
     Raises:
         ServerFailed: a process ended early.
@@ -106,16 +67,16 @@ def serving(
     steps = folder / "steps.jsonl"
     sides = _sides(arms, sizes, smoke)
     with ExitStack() as stack:
-        flags, packs = [*logging_steps(steps)], None
+        flags, trainer = [*logging_steps(steps), *(["--enable-memory-saver"] if lends and has_gpu() else [])], None
         if name != PLAIN:
             flags += ["--watchdog", "observe"]  # a drafter that falls behind is to be measured there
         if name in TRAINED:
-            control, status = stack.enter_context(_trainer(models, folder, seed, mute=name == MUTED))
-            flags, packs = [*flags, "--trainer", control], stack.enter_context(Packs(status))
+            control, trainer = stack.enter_context(_trainer(models, folder, seed, mute=name == MUTED))
+            flags += ["--trainer", control]
         site = Site(models.target, models.drafter, folder, sizes, HELD, natural=True)
         side = replace(next(iter(sides.values())), flags=tuple(flags), max_batch=sizes[-1])
         servers = stack.enter_context(side_by_side([side], site))
-        yield Serving(stack.enter_context(awake(servers[side.server])), sides, steps, packs)
+        yield Serving(stack.enter_context(awake(servers[side.server])), sides, steps, trainer)
 
 
 def _sides(arms: Sequence[str], sizes: Sequence[int], smoke: bool) -> dict[str, Side]:
@@ -130,13 +91,12 @@ def _sides(arms: Sequence[str], sizes: Sequence[int], smoke: bool) -> dict[str, 
 
 @contextmanager
 def _trainer(models: Models, folder: Path, seed: int, *, mute: bool) -> Iterator[tuple[str, str]]:
-    """Control address and status URL. mute: it trains and judges, and finds nothing good enough to publish."""
+    """Control address and URL. mute: it trains and judges, and finds nothing good enough to publish."""
     gate = f"policy.floor = {1e6 if mute else 1.2}\n"
-    spot = "spot = {on = true, settle_s = 0.05}\n" if has_gpu() else ""
     config = folder / "train.toml"
-    config.write_text(f"entries = {4096 if has_gpu() else 512}\nseed = {seed}\n{gate}{spot}" + SETTINGS.read_text())
+    config.write_text(f"entries = {4096 if has_gpu() else 512}\nseed = {seed}\n{gate}" + SETTINGS.read_text())
     with tempfile.TemporaryDirectory(prefix="tlt-") as scratch:  # the path of a socket may not be long
         control, flags = f"ipc://{scratch}/control", ("--target", str(models.target), "--drafter", str(models.drafter))
         drafters, log = Path(scratch) / "drafters", folder / "train.log"
         with training(control, config, drafters, log, *flags) as status:
-            yield control, status
+            yield control, status.removesuffix("/tlt/v1/train/status")

@@ -77,7 +77,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
     ) -> "Step":
         """`seconds`: by phase, and `whole`. said: other fields."""
         lengths = [each.completion_tokens for each in rollouts.all]
-        said = {f"{phase}_s": seconds[phase] for phase in PHASES} | said
+        said = {f"{phase}_s": seconds.get(phase, 0.0) for phase in PHASES} | said
         return cls(
             step=number,
             weight_version=weight_version,

@@ -75,8 +75,7 @@ class Training:
 
         learnt = self._learnt(number, trajectories, clock)
 
-        with clock.phase("draft"):
-            drafted = self._drafted()
+        drafted = self._drafted(clock)
 
         with clock.phase("publish"):
             self.publisher.publish(self.policy, str(number))
@@ -123,22 +122,22 @@ class Training:
 
     def _learnt(self, number: int, trajectories: Sequence[Trajectory], clock: Clock) -> Learnt | None:
         """Without the server's memory in the way, if it is to be released."""
-        with clock.phase("offload"):
-            if self.config.offload:
+        if self.config.offload:
+            with clock.phase("offload"):
                 self.client.release_memory_occupation()
         with clock.phase("learn"):
             learnt = self.policy.learn(trajectories, number)
-        with clock.phase("offload"):
-            if self.config.offload:
+        if self.config.offload:
+            with clock.phase("offload"):
                 self.policy.rest()
                 self.client.resume_memory_occupation()
         return learnt
 
-    def _drafted(self) -> int:
+    def _drafted(self, clock: Clock) -> int:
         """Steps that the drafter trainer took. What it learns from is of the policy that is still in force."""
         if self.config.drafter_trainer is None:
             return 0
-        with Client(self.config.drafter_trainer) as trainer:
+        with clock.phase("draft"), Client(self.config.drafter_trainer) as trainer:
             made = trainer.train_drafter(self.config.drafter_steps)
         if made.waits_for:
             asked = self.config.drafter_steps
