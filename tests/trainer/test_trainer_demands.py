@@ -1,0 +1,57 @@
+"""Steps that are asked for: how many are left, when they are over, and who comes too early."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from tlt_server.trainer.learn.demands import Demands
+
+
+def meet(demands: Demands, steps: int, within_s: float, train: Callable[[], Iterator[None]]) -> tuple[int, bool] | None:
+    """What is met while `train` goes on, a turn of the trainer's loop at a time."""
+
+    async def both() -> tuple[int, bool] | None:
+        asking = asyncio.create_task(demands.meet(steps, within_s))
+        for _ in train():
+            await asyncio.sleep(0)
+        return await asking
+
+    return asyncio.run(both())
+
+
+def test_steps_are_taken_then_judged_then_over() -> None:
+    demands, lasts = Demands(), list[bool]()
+
+    def train() -> Iterator[None]:
+        yield
+        while demands.left:
+            lasts.append(demands.take())
+            if not lasts[-1]:
+                demands.settle()  # nothing is judged: some are left
+            yield
+        demands.settle()
+
+    assert demands.left == 0
+    assert meet(demands, 3, 60.0, train) == (3, True)
+    assert lasts == [False, False, True]
+    assert demands.left == 0
+
+
+def test_whoever_waits_no_longer_makes_way_for_others() -> None:
+    demands = Demands()
+
+    def train() -> Iterator[None]:
+        yield
+        demands.take()
+
+    assert meet(demands, 2, 0.02, train) == (1, False)
+    assert demands.take(), "a step that was under way is the last one"
+    demands.settle()
+    assert meet(demands, 1, 0.02, lambda: iter(())) == (0, False)
+
+
+def test_one_is_met_at_a_time() -> None:
+    async def both() -> list[tuple[int, bool] | None]:
+        return await asyncio.gather(demands.meet(1, 0.05), demands.meet(1, 0.05))
+
+    demands = Demands()
+    assert asyncio.run(both()) == [(0, False), None]
