@@ -58,8 +58,9 @@ def compared(
 
 
 def same(figures: Figures, what: str) -> Figures:
-    """Of all seeds together."""
-    return _rewards(figures, what) | _accuracies(figures, what) | _divergences(figures, what)
+    """Of all seeds together. Partial rollouts' steps are not of the same problems."""
+    rewards = {} if what.endswith("_partial") else _rewards(figures, what)
+    return rewards | _accuracies(figures, what) | _divergences(figures, what)
 
 
 def _rewards(figures: Figures, what: str) -> Figures:
