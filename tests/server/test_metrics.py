@@ -1,5 +1,9 @@
 """What the server counts is what the clients received."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -65,3 +69,28 @@ def test_counts_before_the_first_pass() -> None:
     empty = SpecCounts.read([])
     assert empty == SpecCounts(0, 0, ())
     assert empty.accept_length is None
+
+
+def test_an_arrival_waits_for_others_while_many_decode(url: str) -> None:
+    """As many steps as there are requests that its prefill would stop; none where it stops nobody. Then all that have
+    come are prefilled together."""
+    with httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(20) as pool:
+
+        def ask(tokens: int) -> dict[str, Any]:
+            params = {"max_new_tokens": tokens, "ignore_eos": True}
+            body = {"text": "What is 34*56?\n", "sampling_params": params}
+            told: dict[str, Any] = http.post("/generate", json=body).raise_for_status().json()["meta_info"]
+            return told
+
+        def running() -> int:
+            return sum(each["num_reqs"] for each in http.get("/get_load").json())
+
+        alone = min(ask(1)["queue_time"] for _ in range(3))
+        decoding = [pool.submit(ask, 400) for _ in range(16)]
+        while running() < 16:
+            time.sleep(0.01)
+        late = list(pool.map(ask, [1] * 4))
+        assert not any(each.done() for each in decoding), "nothing ran that could be stopped"
+        assert min(each["queue_time"] for each in late) > 4 * alone
+        for each in decoding:
+            each.result()
