@@ -45,7 +45,7 @@ def test_calls_at_once_are_each_answered(trainer: Trainer, url: str, config: str
         others = [lambda: trainer.post("/flush_cache"), lambda: trainer.post("/weights_checker", action="checksum")]
         assert set(at_once(*updates, *others)) == {200}
         for _ in range(4):
-            dropped(url, "/update_weights_from_disk", model_path=str(moved))
+            dropped(url, "/update_weights_from_disk", model_path=str(TARGET))  # it may come after all others
             dropped(url, "/weights_checker", action="checksum")
             dropped(url, "/tlt/v1/target/share", path=str(tmp_path / "nobody"))
         refused = trainer.disk(tmp_path / "nowhere")
