@@ -4,8 +4,10 @@ two workers."""
 
 import functools
 import gc
+import logging
 import signal
 import ssl
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     ending()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """SGLang's parser of flags gives the root logger one handler, of a stderr that ends with the test."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    try:
+        return (yield)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}
