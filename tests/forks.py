@@ -1,5 +1,5 @@
-"""`tlt-server` in forks of one process that has imported all it needs, as a server's schedulers are its forks: imports
-take longer than most tests.
+"""`tlt-server`, and other programs, in forks of one process that has imported all they need, as a server's schedulers
+are its forks: imports take longer than most tests.
 
 What only a process of its own can show, its command line, its environment or its start, is shown by those that
 `tlt_server.process` starts, as in tests/server/test_keys.py and test_link.py, and the demo.
@@ -8,14 +8,25 @@ What only a process of its own can show, its command line, its environment or it
 import atexit
 import contextlib
 import os
+import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-ForkServerContext().set_forkserver_preload(["tests.imported"])
+FORKS = ForkServerContext()
+"""For functions of tests in processes of their own, whose environment is that of the first fork."""
+FORKS.set_forkserver_preload(["tests.imported"])
+
+
+def on_ranks(main: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `main(rank, *arguments)` returns on each of two ranks."""
+    with ProcessPoolExecutor(2, mp_context=FORKS) as pool:
+        return [each.result() for each in [pool.submit(main, rank, *arguments) for rank in range(2)]]
 
 
 class Fork(ForkServerProcess):
@@ -41,10 +52,13 @@ class Fork(ForkServerProcess):
         return code
 
 
-def forked(argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Fork:
-    """`tlt-server ARGV` at the head of a process group of its own, its output behind what is in `log`."""
+def forked(
+    argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, program: str | Path | None = None
+) -> Fork:
+    """`tlt-server ARGV` at the head of a process group of its own, its output behind what is in `log`. program: another
+    one, a module or a file."""
     log.touch()
-    process = Fork(target=_run, args=(argv, log, dict(os.environ) | dict(environment or {})))
+    process = Fork(target=_run, args=(argv, log, dict(os.environ) | dict(environment or {}), program))
     process.start()
     with contextlib.suppress(ProcessLookupError):  # it has ended
         while os.getpgid(process.pid) != process.pid:  # who kills the group finds it
@@ -52,7 +66,7 @@ def forked(argv: Sequence[str], log: Path, environment: Mapping[str, str] | None
     return process
 
 
-def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str], program: str | Path | None) -> None:
     """In the fork."""
     os.setsid()
     with open(os.devnull, "rb") as nothing, log.open("ab") as output:
@@ -63,9 +77,10 @@ def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None
         del os.environ[name]
     os.environ.update(item for item in environment.items() if os.environ.get(item[0]) != item[1])
     sys.argv = sys.orig_argv = ["tlt-server", *argv]
-    from tlt_server.cli import main
-
     try:
-        main()
+        if isinstance(program, Path):
+            runpy.run_path(str(program), run_name="__main__")
+        else:
+            runpy.run_module(program or "tlt_server", run_name="__main__", alter_sys=program is not None)
     finally:
         atexit._run_exitfuncs()  # a fork of multiprocessing's leaves them out

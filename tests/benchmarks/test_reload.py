@@ -1,6 +1,5 @@
 """Benchmarks of hot reload: what they push, compare, measure and show; `make bench SMOKE=1` runs them."""
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from benchmarks.lib.reload.weights import noisy, shuffled, tensors_of
 from benchmarks.lib.servers import Server
 from benchmarks.lib.sides import Side, Site
 from tests.benchmarks.test_tables import rows
+from tests.forks import FORKS
 from tests.wire.children import receive
 from tests.wire.ends import HELLO
 from tlt_server import results
@@ -37,7 +37,6 @@ from tlt_server.engine.decode.steplog import StepLog
 from tlt_server.results import Figures, Result
 
 TARGET, DRAFTER = default_paths()
-SPAWN = multiprocessing.get_context("spawn")
 
 
 # -- weights --
@@ -214,9 +213,9 @@ def test_a_trainer_of_its_own_process_sends_a_drafter(tmp_path: Path, monkeypatc
 @contextmanager
 def receiving(push: pushing.ByZmq, folder: Path) -> Iterator[Callable[[type[Any]], Any]]:
     """A server's receiver; gives what hears a message of a kind from it."""
-    ours, theirs = SPAWN.Pipe()
+    ours, theirs = FORKS.Pipe()
     hello = msgspec.structs.replace(HELLO, model=push._model)
-    receiver = SPAWN.Process(target=receive, args=(push.flags[1], theirs, hello, folder))
+    receiver = FORKS.Process(target=receive, args=(push.flags[1], theirs, hello, folder))
     receiver.start()
 
     def heard(kind: type[Any]) -> Any:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.drafter.conftest import write_config
+from tests.forks import FORKS
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.drafter.folder import cached, create
@@ -93,7 +93,7 @@ def test_the_cache_holds_one_for_each_shape_and_kind(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_servers_that_start_at_once(tmp_path: Path) -> None:
     target = write_config(tmp_path / "target", intermediate_size=40_000)
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=FORKS) as pool:
         calls = [pool.submit(cached, str(target), DrafterKind.EAGLE, tmp_path / "cache") for _ in range(2)]
     first, second = (call.result() for call in calls)
     assert first == second

@@ -1,11 +1,8 @@
 """Fleets of stand-ins: real processes and sockets, the front in a thread of this one."""
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +13,7 @@ import httpx
 import pytest
 
 from benchmarks.lib.fleet.stand_in import write_checkpoint
+from tests.forks import Fork, forked
 from tlt_server.fleet.front import Front
 from tlt_server.fleet.links import Limits
 from tlt_server.keys import Keys
@@ -31,7 +29,7 @@ class Fleet:
     def __init__(self, folder: Path, limits: Limits = QUICK, min_ready: int = 1, keys: Keys = NO_KEYS) -> None:
         self.folder, self.port = folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Fork] = {}
         self.urls: dict[str, str] = {}
         self._limits, self._min_ready, self._keys = limits, min_ready, keys
         self.http = httpx.Client(base_url=self.url, timeout=20)
@@ -48,8 +46,9 @@ class Fleet:
     def member(self, name: str, *flags: str) -> str:
         """Starts one; the front does not know it yet."""
         port = free_port()
-        command = [sys.executable, "-m", "benchmarks.lib.fleet.stand_in", "--port", str(port), "--name", name]
-        self.processes[name] = subprocess.Popen([*command, "--log", str(self.log(name)), *flags])
+        own = ["--port", str(port), "--name", name, "--log", str(self.log(name))]
+        said = self.folder / f"{name}.log"
+        self.processes[name] = forked([*own, *flags], said, program="benchmarks.lib.fleet.stand_in")
         self.urls[name] = f"http://127.0.0.1:{port}"
         return self.urls[name]
 
@@ -95,8 +94,7 @@ class Fleet:
         self.http.close()
         self.stop()
         for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
             process.wait()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()

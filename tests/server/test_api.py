@@ -11,6 +11,7 @@ import openai
 import pytest
 from tlt_client import AsyncClient, Client, SamplingParams
 
+from tests.forks import forked
 from tlt_server.errors import ServerFailed
 from tlt_server.trainer.data.replay import replay
 
@@ -73,13 +74,11 @@ async def test_the_async_client(url: str) -> None:
 def test_bench_serving(url: str, tmp_path: Path) -> None:
     """SGLang's own load generator runs against the server unchanged."""
     host, port = url.removeprefix("http://").split(":")
-    # as `python -m sglang.bench_serving`, wherever torchvision imports: see tlt_server/engine/cpu/torchvision.py
-    run = "import tests.conftest, runpy; runpy.run_module('sglang.bench_serving', run_name='__main__', alter_sys=True)"
-    command = [sys.executable, "-c", run, "--backend", "sglang", "--host", host, "--port", port]
-    command += ["--dataset-name", "random-ids", "--num-prompts", "8", "--random-input-len", "16"]
-    command += ["--random-output-len", "32", "--output-file", str(tmp_path / "bench.jsonl")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    flags = ["--backend", "sglang", "--host", host, "--port", port, "--dataset-name", "random-ids"]
+    flags += ["--num-prompts", "8", "--random-input-len", "16", "--random-output-len", "32"]
+    flags += ["--output-file", str(tmp_path / "bench.jsonl")]
+    log = tmp_path / "log"
+    assert forked(flags, log, program="sglang.bench_serving").wait(240) == 0, log.read_text()
     assert json.loads((tmp_path / "bench.jsonl").read_text())["completed"] == 8
 
 

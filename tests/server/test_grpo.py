@@ -1,10 +1,7 @@
 """The GRPO trainer against a real server: it learns from what was sampled, and what it publishes is in force."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +20,7 @@ from tlt_grpo.publishing import Publisher
 from tlt_grpo.rollouts import sampling
 from tlt_grpo.train import Training, train
 
+from tests.forks import forked
 from tests.server.trainer import Trainer
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import training_problems
@@ -237,14 +235,15 @@ def test_a_server_that_lost_the_policy_is_sent_it_again(training: Training) -> N
 
 
 def test_an_interrupt_ends_it_and_its_requests(url: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tlt_grpo", "--url", url, "--model", str(TARGET), "--out", str(tmp_path)]
+    flags, log = ["--url", url, "--model", str(TARGET), "--out", str(tmp_path / "out")], tmp_path / "log"
     with Client(url) as client:
-        run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        run = forked(flags, log, program="tlt_grpo")
         wait_until(lambda: client.load().running > 0)
-        os.kill(run.pid, signal.SIGINT)
-        _, said = run.communicate(timeout=30)
-        assert (run.returncode, said.count("\n")) == (130, 1), said
-        assert "stopped" in said
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130
+        said = log.read_text().splitlines()
+        assert "stopped" in said[-1], said
+        assert "Traceback" not in said
         wait_until(lambda: client.load() == Load(0, 0))
 
 

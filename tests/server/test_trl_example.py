@@ -1,13 +1,11 @@
 """The TRL example against a real server: each step is sampled by the weights that it begins with."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tlt_client import Client
 
+from tests.forks import forked
 from tests.server.trainer import Trainer
 from tlt_server.demo import default_paths
 
@@ -20,24 +18,11 @@ def test_three_steps(url: str, tmp_path: Path) -> None:
     trainer = Trainer(url)
     with Client(url) as client:
         before = client.status().versions.target.version
-        command = [sys.executable, str(SCRIPT), "--url", url, "--model", str(TARGET), "--out", str(tmp_path)]
-        command += [
-            "--steps",
-            "3",
-            "--prompts",
-            "2",
-            "--group",
-            "4",
-            "--max-new-tokens",
-            "96",
-            "--learning-rate",
-            "1e-4",
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+        flags = ["--url", url, "--model", str(TARGET), "--out", str(tmp_path), "--steps", "3", "--prompts", "2"]
+        flags += ["--group", "4", "--max-new-tokens", "96", "--learning-rate", "1e-4"]
         log = tmp_path / "log"
-        with log.open("w") as said:  # no pipe: torch's manager of shared memory, which outlives it, would hold it open
-            done = subprocess.run(command, env=environment, stdout=said, stderr=subprocess.STDOUT, timeout=240)
-        assert done.returncode == 0, log.read_text()[-3000:]
+        trained = forked(flags, log, {"TRL_EXPERIMENTAL_SILENCE": "1"}, SCRIPT)
+        assert trained.wait(240) == 0, log.read_text()[-3000:]
         assert client.status().versions.target.version == before + 3
         assert client.weight_version() == "trl 2"
         rewards = [line for line in log.read_text().splitlines() if line.startswith("step ")]

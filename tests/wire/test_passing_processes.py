@@ -1,6 +1,5 @@
 """Servers as processes that pass a drafter on, one of them killed, or stopped, in the middle."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from tlt_client import DrafterUpdate
 
+from tests.forks import FORKS
 from tests.link.processes import until
 from tests.wire.children import CountingLink, receive
 from tests.wire.ends import ANY_PORT, HELLO, MODEL, drafter, holds
@@ -20,7 +20,6 @@ from tlt_server.wire.trainer import Sender
 
 pytestmark = pytest.mark.slow
 
-SPAWN = multiprocessing.get_context("spawn")
 CHUNK, CHUNKS, SERVERS = 64 << 10, 300, 6
 
 
@@ -29,7 +28,7 @@ class Grove:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.sent = SPAWN.Value("i", 0)
+        self.sent = FORKS.Value("i", 0)
         link = CountingLink(ANY_PORT, self.sent, 0.004)
         self.sender = Sender(link, MODEL, lambda *_: None, chunk_bytes=CHUNK, pays=0)
         self._thread = threading.Thread(target=self.sender.run)
@@ -40,9 +39,9 @@ class Grove:
             self._start(link.address, f"host{number}:1")
 
     def _start(self, address: str, name: str) -> None:
-        self.pipes[name], theirs = SPAWN.Pipe()
+        self.pipes[name], theirs = FORKS.Pipe()
         hello = msgspec.structs.replace(HELLO, server=name)
-        self.processes[name] = SPAWN.Process(target=receive, args=(address, theirs, hello, self._folder / name))
+        self.processes[name] = FORKS.Process(target=receive, args=(address, theirs, hello, self._folder / name))
         self.processes[name].start()
         theirs.close()
 

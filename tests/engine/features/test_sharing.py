@@ -11,6 +11,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from tlt_client.schemas import SharedTarget
 
+from tests.forks import on_ranks
 from tlt_server.engine.features.sharing import Sharing
 from tlt_server.engine.weights.publications import Publications
 from tlt_server.errors import OutOfTurn, UpdateRefused
@@ -95,7 +96,7 @@ def test_a_folder_that_somebody_removed_is_written_whole(publications: Publicati
     assert held(tmp_path / "b").keys() == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
-def rank_main(rank: int, folder: Path, results: Any) -> None:
+def rank_main(rank: int, folder: Path) -> list[Any]:
     """One of two ranks, of five rows each, of which the last is padding."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     embedding, head = (each[5 * rank : 5 * rank + 5].clone() for each in shards())
@@ -118,8 +119,8 @@ def rank_main(rank: int, folder: Path, results: Any) -> None:
     if rank == 1:  # as one that has not noticed yet that a publication is over
         publications.wrote(None)
     share("c")
-    results[rank] = told
     dist.destroy_process_group()
+    return told
 
 
 def shards() -> torch.Tensor:
@@ -129,10 +130,7 @@ def shards() -> torch.Tensor:
 @pytest.mark.slow
 def test_ranks_share_the_rows_of_all(tmp_path: Path) -> None:
     """What one of them objects to, none of them does; what has changed on one is written whole."""
-    with torch.multiprocessing.Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.spawn(rank_main, args=(tmp_path, results), nprocs=2)
-        told = dict(results)
+    told = on_ranks(rank_main, tmp_path)
     assert told[0][1:] == told[1][1:]
     assert "/file/a" in told[0][0]
     assert told[0][1:3] == [0, 0]

@@ -9,12 +9,12 @@ from types import SimpleNamespace as Made
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tlt_client.schemas import DrafterVersion
 
+from tests.forks import on_ranks
 from tlt_server.config import Arm, Watchfulness
 from tlt_server.engine.decode.speculation import Speculation
 from tlt_server.engine.events import EventLog
@@ -433,7 +433,7 @@ def test_whatever_is_asked(group: Any, actions: list[Any]) -> None:
     assert swapped == sorted(set(swapped))
 
 
-def rank_main(rank: int, store: str, results: Any) -> None:
+def rank_main(rank: int, store: str) -> list[Any]:
     """One of two ranks; the second stages late, and cannot stage `worse`, which the first can."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     contents = Contents(late_s=0.3 * rank)
@@ -453,13 +453,10 @@ def rank_main(rank: int, store: str, results: Any) -> None:
     except UpdateRefused as refused:
         told.append(str(refused))
     told += [contents.live, drafter.live.version]
-    results[rank] = told
     dist.destroy_process_group()
+    return told
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_late_or_fails_holds_all_back(tmp_path: Path) -> None:
-    with torch.multiprocessing.Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "store"), results), nprocs=2)
-        assert results[0] == results[1] == [True, "a", "bad holds NaN", "a", 1]
+    assert on_ranks(rank_main, str(tmp_path / "store")) == [[True, "a", "bad holds NaN", "a", 1]] * 2
