@@ -24,12 +24,8 @@ from tlt_server.demo.task import problems
 
 PROMPTS = [problem.prompt for problem in problems(16, seed=11)]
 EAGLE3 = ["--drafter", str(eagle3_path())]
-DRAFTING = {
-    "eagle-chain": [],
-    "eagle-tree": ["--arm", "5,4,16"],
-    "eagle3-chain": [*EAGLE3, "--arm", "3,1,4"],
-    "eagle3-tree": [*EAGLE3, "--arm", "4,3,12"],
-}
+DRAFTING = {"eagle-chain": [], "eagle3-tree": [*EAGLE3, "--arm", "5,4,16"]}
+"""Both kinds of drafter, and of draft. EAGLE by a tree and EAGLE-3 by a chain are among the arms of `SWITCHING`."""
 ARMS = (Arm(3, 1, 4), Arm(3, 4, 8), Arm(5, 2, 8), Arm(1, 1, 2), Arm(4, 3, 5), Arm(5, 4, 16))
 SEVERAL = [word for a in ARMS for word in ("--arm", f"{a.num_steps},{a.topk},{a.num_draft_tokens}")]
 TRAINER = "tcp://of.the.tests:1"

@@ -72,7 +72,7 @@ def test_counts_are_those_of_the_arms(switching: Client) -> None:
 
 
 ALONE = pytest.mark.parametrize(
-    ("config", "arm"), [("eagle-chain", Arm(3, 1, 4)), ("eagle-tree", Arm(5, 4, 16))], ids=["chain", "tree"]
+    ("config", "arm"), [("eagle-chain", Arm(3, 1, 4)), ("eagle3-tree", Arm(5, 4, 16))], ids=["chain", "tree"]
 )
 
 
@@ -88,8 +88,9 @@ def test_an_arm_alone(client: Client, counts: dict[Arm, tuple[int, int]], config
     assert min(counts[arm]) > 0
 
 
-@pytest.mark.server("eagle-arms")
-@pytest.mark.parametrize("arm", [Arm(3, 1, 4), Arm(5, 4, 16)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("config", "arm"), [("eagle-arms", Arm(3, 1, 4)), ("eagle3-arms", Arm(5, 4, 16))], ids=["chain", "tree"]
+)
 def test_an_arm_accepts_among_others_what_it_does_alone(
     client: Client, counts: dict[Arm, tuple[int, int]], arm: Arm
 ) -> None:

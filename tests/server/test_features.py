@@ -14,7 +14,7 @@ from tlt_client.schemas import Arm
 
 from benchmarks.lib.training.learner import Learner, Row, states
 from tests.link.processes import until
-from tests.server.conftest import CONFIGS, PROMPTS, Servers
+from tests.server.conftest import PROMPTS, Servers
 from tests.server.drafter_trainer import DrafterTrainer
 from tests.server.trainer import Trainer, noisy, tensors_of, while_running
 from tlt_server.config import beside
@@ -119,7 +119,7 @@ def crowded(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> tuple
     """A server whose pool is too small for what it is asked, and the address where it looks for a trainer."""
     address = f"ipc://{tmp_path_factory.mktemp('crowded')}/control"
     tight = ["--max-total-tokens", "1600", "--schedule-conservativeness", "0.1", "--chunked-prefill-size", "16"]
-    return servers.get([*CONFIGS["eagle-tree"], "--trainer", address, *tight]), address
+    return servers.get(["--arm", "5,4,16", "--trainer", address, *tight]), address
 
 
 def test_nobody_listens_then_somebody_does(crowded: tuple[str, str], reference: Reference) -> None:

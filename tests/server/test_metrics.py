@@ -11,7 +11,7 @@ from tlt_client import Client, SamplingParams
 
 from tlt_server.metrics import SpecCounts
 
-pytestmark = pytest.mark.server("eagle-tree")
+pytestmark = pytest.mark.server("eagle3-tree")
 
 VERIFIED = 16  # tokens that this arm verifies in one pass
 

@@ -70,19 +70,19 @@ def test_speculation_changes_no_token(client: Client, reference: Reference) -> N
     check(reference, prompts, params, client.generate_batch(prompts, params))
 
 
-@pytest.mark.parametrize("config", ["eagle-arms", "eagle3-arms", "tight-arms", "two-ranks"])
+@pytest.mark.parametrize("config", ["eagle3-arms", "tight-arms", "two-ranks"])
 def test_nor_does_another_arm_at_every_step(client: Client, reference: Reference, config: str) -> None:
     """Or off, under chunked prefills, retractions, or on two ranks."""
     client.set_strategy(ANY_ARM)
     prompts, params = asked(24 if config == "two-ranks" else 48, first=48)
-    if config in ("eagle-arms", "eagle3-arms"):
+    if config == "eagle3-arms":
         hot = SamplingParams(temperature=1.5, max_new_tokens=400, ignore_eos=True)  # so that drafts are often refused
         prompts += PROMPTS[:8]
         params += [replace(hot, sampling_seed=place) for place in range(8)]
     check(reference, prompts, params, client.generate_batch(prompts, params))
 
 
-@pytest.mark.parametrize("config", ["eagle-tree", "eagle-arms"])
+@pytest.mark.parametrize("config", ["eagle3-tree", "eagle-arms"])
 def test_a_response_that_is_broken_off_goes_on_as_it_would_have(client: Client, reference: Reference) -> None:
     prompts, params = asked(14)
     whole = client.generate_batch(prompts, params)

@@ -78,7 +78,7 @@ def test_speculation_changes_no_token(client: Client, reference: Reference) -> N
     assert sum(len(rollout.tokens) for rollout in rollouts) > 32 * 10
 
 
-@pytest.mark.parametrize("config", ["eagle-arms", "eagle3-arms", "tight-arms", "two-ranks"])
+@pytest.mark.parametrize("config", ["eagle3-arms", "tight-arms", "two-ranks"])
 def test_nor_does_another_arm_at_every_step(client: Client, reference: Reference, config: str) -> None:
     """Or off, under chunked prefills, retractions, or on two ranks."""
     client.set_strategy(ANY_ARM)
@@ -100,7 +100,7 @@ def test_without_a_drafter_a_response_goes_on_under_retractions_and_in_mixed_bat
             assert on.tokens == rollout.tokens
 
 
-@pytest.mark.server("eagle-tree")
+@pytest.mark.server("eagle3-tree")
 def test_nor_does_a_pause(client: Client, reference: Reference) -> None:
     """Requests are retracted, and go on by a prefill of all that they have."""
     prompts, params = asked(42)

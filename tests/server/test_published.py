@@ -20,7 +20,7 @@ def said(trainer: Trainer) -> list[object]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.mark.server("eagle3-chain")
+@pytest.mark.server("eagle3-tree")
 @pytest.mark.parametrize("name", ["EAGLE-3, sharded", "ModelOpt, the target's head, its vocabulary named"])
 def test_what_fits_is_read_in_its_own_form(name: str, trainer: Trainer, client: Client, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / "published")
@@ -33,7 +33,7 @@ def test_what_fits_is_read_in_its_own_form(name: str, trainer: Trainer, client: 
     assert after.accepted_tokens - counted.accepted_tokens > after.drafts - counted.drafts
 
 
-@pytest.mark.server("eagle3-chain")
+@pytest.mark.server("eagle3-tree")
 @pytest.mark.parametrize(
     ("name", "sha256", "message"),
     [
