@@ -31,21 +31,16 @@ def said(request: pytest.FixtureRequest, client: Client, url: str) -> Said:
 
 
 def test_turns_go_on_from_the_tools_answers(said: Said) -> None:
+    """Each finds those before it in the cache, and nothing that it asks is ignored."""
     assert sum(len(turns) for _, turns, _ in said) > 3 * len(said)
     for text, turns, _ in said:
         calls = re.findall(r"^(\d+[*+]\d+:.*) so (\d+)", text, re.MULTILINE)
         assert len(calls) == len([turn for turn in turns if turn.calls])
         assert all(value.startswith(str(calculated(line))) for line, value in calls)
     assert sum(grade(problem, text) for problem, (text, *_) in zip(ASKED, said, strict=True)) >= 5
-
-
-def test_a_turn_finds_those_before_it_in_the_cache(said: Said) -> None:
     for _, turns, _ in said:
         for before, after in pairwise(turns):
             assert before.prompt_tokens <= after.cached_tokens < after.prompt_tokens
-
-
-def test_nothing_that_a_turn_asks_is_ignored(said: Said) -> None:
     assert {turn.ignored for _, turns, _ in said for turn in turns} == {()}
 
 

@@ -168,7 +168,7 @@ def test_what_would_end_the_server_is_answered(trainer: Trainer, url: str) -> No
         assert client.generate(PROMPTS[0], GREEDY).completion_tokens
 
 
-@pytest.mark.parametrize("mode", ["in_place", "retract"])
+@pytest.mark.parametrize(("config", "mode"), [("eagle-chain", "in_place"), ("eagle3-tree", "retract")])
 def test_a_flush_with_requests_running(trainer: Trainer, url: str, mode: str) -> None:
     """They are retracted, the cache is emptied, they go on; and every one says what it would have said."""
     sampling = {"temperature": 0, "max_new_tokens": 250, "ignore_eos": True}
