@@ -20,7 +20,7 @@ from tlt_server.process import ending
 gc.disable()  # until all is imported: see tlt_server.process.importing
 # Each client of httpx would load all certificates anew, for 23 ms, though plain HTTP meets none.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
-settings.register_profile("tlt", deadline=None)
+settings.register_profile("tlt", deadline=None, max_examples=40)  # drawn anew in each run
 settings.load_profile("tlt")
 mend_torchvision()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would ignore it, too
