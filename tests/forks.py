@@ -76,6 +76,8 @@ def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str], program
     for name in os.environ.keys() - environment.keys():  # were all cleared, no process could be given a title
         del os.environ[name]
     os.environ.update(item for item in environment.items() if os.environ.get(item[0]) != item[1])
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     sys.argv = sys.orig_argv = ["tlt-server", *argv]
     try:
         if isinstance(program, Path):

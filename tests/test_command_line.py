@@ -37,9 +37,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         monkeypatch.setattr(os, "environ", os.environ.copy())  # a server's settings go there
         with pytest.raises(SystemExit) as ended:
             main()
-        ours = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tlt-server: ")]
-        assert len(ours) == 1
-        return int(ended.value.code or 0), ours[0]
+        said = capsys.readouterr().err
+        ours = [line for line in said.splitlines() if line.startswith("tlt-server: ")]
+        assert len(ours) <= 1
+        return int(ended.value.code or 0), ours[0] if ours else said
 
     return run_here
 
@@ -94,23 +95,20 @@ def test_damaged_weights(run_here: Run, tmp_path: Path, damage: str) -> None:
     assert f"{weights}: damaged or incomplete" in line
 
 
-def test_drafter_init(tmp_path: Path) -> None:
+def test_drafter_init(run_here: Run, tmp_path: Path) -> None:
     command = ["drafter", "init", "--target", str(TARGET), "--out", str(tmp_path / "made"), "--kind", "eagle3"]
-    assert run(*command, "--draft-vocab", "8") == (
+    assert run_here(*command, "--draft-vocab", "8") == (
         2,
         "tlt-server: --draft-vocab and --token-counts: give both, or neither",
     )
-    assert run(*command)[0] == 0
-    assert run(*command) == (2, f"tlt-server: {tmp_path / 'made'}: exists. Remove it, or name another folder")
+    assert run_here(*command)[0] == 0
+    assert run_here(*command) == (2, f"tlt-server: {tmp_path / 'made'}: exists. Remove it, or name another folder")
 
 
-def test_help_and_version() -> None:
-    for arguments in (
-        ["--help"],
-        ["serve", "--help"],
-        ["fork", "--help"],
-        ["drafter", "--help"],
-        ["demo", "--help"],
-        ["--version"],
-    ):
-        assert run(*arguments)[0] == 0
+@pytest.mark.parametrize("command", [[], ["serve"], ["fork"], ["drafter"], ["demo"]])
+def test_help(run_here: Run, command: list[str]) -> None:
+    assert run_here(*command, "--help") == (0, "")
+
+
+def test_version() -> None:
+    assert run("--version") == (0, "")

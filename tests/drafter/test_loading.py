@@ -1,7 +1,5 @@
 """SGLang's own classes load what we write: all of it, and nothing of theirs but what is the target's goes without."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -12,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.drafter.conftest import FAMILIES
+from tests.forks import forked
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import create
 
@@ -30,8 +29,8 @@ def loaded(targets: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
     (base / "counts.json").write_text('{"7": 3, "90": 2, "8": 1}')
     create(str(targets["qwen2"]), base / "reduced", DrafterKind.EAGLE3, (3, base / "counts.json"))
     folders = [str(base / name) for name in (*MADE, "reduced")]
-    done = subprocess.run([sys.executable, "-m", "tests.drafter.loading", *folders], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    log = base / "log"
+    assert forked(folders, log, program="tests.drafter.loading").wait() == 0, log.read_text()
     return base
 
 

@@ -22,6 +22,7 @@ from tlt_client.errors import TltClientError
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from tests.fleet.conftest import QUICK, Fleet, answers, wait_for
+from tests.forks import Fork, forked
 from tlt_server.engine.messages import Join, Receive
 from tlt_server.errors import ConfigError, UpdateRefused
 from tlt_server.fleet.front import Beside, Front
@@ -136,7 +137,7 @@ class WithKeeper(Fleet):
         return {name: httpx.get(self.urls[name] + "/read").json() for name in self.processes}
 
 
-Process = tuple[str, "subprocess.Popen[bytes]"]
+Process = tuple[str, Fork]
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +150,8 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 def keeping(folder: Path) -> Iterator[Process]:
     """Its URL, and its process."""
     url, log = f"http://127.0.0.1:{(port := free_port())}", folder / "log"
-    command = [sys.executable, "-m", "tlt_server", "keeper", "--model-path", str(base(folder / "model"))]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "--port", str(port), "--folder", str(folder / "out")], stdout=out, stderr=out
-        )
+    flags = ["--model-path", str(base(folder / "model")), "--port", str(port), "--folder", str(folder / "out")]
+    process = forked(["keeper", *flags], log)
     try:
         wait_for(lambda: process.poll() is not None or answers(url), log.read_text, 120)
         yield url, process

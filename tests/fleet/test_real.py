@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +16,7 @@ from tlt_grpo.log import Line, Step
 from tlt_grpo.train import train
 
 from tests.fleet.conftest import NO_KEYS, Fleet, wait_for
+from tests.forks import forked
 from tests.server.warm import warm_process
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import problems
@@ -116,15 +115,14 @@ def rewards(url: str, out: Path, publish: Route = "disk", then: Callable[[], Non
 
 def trl_rewards(url: str, out: Path, then: Callable[[], None] = lambda: None) -> list[str]:
     """What TRL's trainer says of each step; `then` is done in the middle of the second."""
-    command = [sys.executable, str(TRL), "--url", url, "--model", str(TARGET), "--out", str(out), "--steps", "3"]
-    command += ["--prompts", "4", "--group", "4", "--max-new-tokens", "64", "--learning-rate", "1e-4"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    flags = ["--url", url, "--model", str(TARGET), "--out", str(out), "--steps", "3", "--prompts", "4", "--group", "4"]
+    flags += ["--max-new-tokens", "64", "--learning-rate", "1e-4"]
     out.mkdir()
-    with (out / "log").open("w") as said, subprocess.Popen(command, env=environment, stdout=said, stderr=said) as run:
-        with Client(url) as client:
-            wait_for(lambda: client.weight_version() == "trl 1" or run.poll() is not None, within_s=240)
-        threading.Timer(0.3, then).start()
-        assert run.wait(240) == 0, (out / "log").read_text()[-3000:]
+    run = forked(flags, out / "log", {"TRL_EXPERIMENTAL_SILENCE": "1"}, TRL)
+    with Client(url) as client:
+        wait_for(lambda: client.weight_version() == "trl 1" or run.poll() is not None, within_s=240)
+    threading.Timer(0.3, then).start()
+    assert run.wait(240) == 0, (out / "log").read_text()[-3000:]
     return [line for line in (out / "log").read_text().splitlines() if line.startswith("step ")]
 
 

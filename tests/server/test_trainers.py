@@ -8,7 +8,6 @@ import asyncio
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
 from benchmarks.lib.reload.trainer import Trainer
+from tests.forks import forked
 from tlt_server.demo import default_paths
 
 SAME = {"temperature": 0.0, "max_new_tokens": 24, "skip_special_tokens": False}
@@ -36,12 +36,11 @@ def steps(
     """Lets a trainer take its steps, and checks that the server ends with the weights that it sent last."""
 
     def take(module: str, count: int) -> dict[str, Any]:
-        out = tmp_path / "found.json"
-        command = [sys.executable, "-m", f"tests.server.{module}", url, str(out), str(count)]
+        out, log = tmp_path / "found.json", tmp_path / "log"
         paths = os.pathsep.join([str(STAND_IN), *sys.path])
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert ran.returncode == 0, ran.stderr[-3000:]
+        environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+        ran = forked([url, str(out), str(count)], log, environment, f"tests.server.{module}")
+        assert ran.wait(300) == 0, log.read_text()[-3000:]
         found: dict[str, Any] = json.loads(out.read_text())
         assert found["steps"] == count
         trainer = Trainer(url)

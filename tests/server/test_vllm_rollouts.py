@@ -1,9 +1,6 @@
 """vLLM's dialect: what clients of vLLM's read in the answers of a real server."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +13,7 @@ import openai
 import pytest
 
 from benchmarks.lib.safety.bodies import LEGAL
+from tests.forks import forked
 from tests.server.conftest import PROMPTS
 from tests.server.test_fields import events
 from tlt_server.api.fields.routes import VLLM_TABLES
@@ -66,20 +64,18 @@ def generated(http: httpx.Client, prompt: list[int], **params: Any) -> dict[str,
 
 
 def test_trls_client(
-    url: str, reference: Reference, tokenizer: Any, prompts: list[list[int]], expected: list[tuple[int, ...]]
+    url: str,
+    reference: Reference,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    expected: list[tuple[int, ...]],
+    tmp_path: Path,
 ) -> None:
-    path = os.pathsep.join([str(HERE / "vllm_stand_in"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, str(HERE / "trl_rollouts.py"), url],
-        input=json.dumps(prompts),
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    asked, out, log = tmp_path / "prompts.json", tmp_path / "told.json", tmp_path / "log"
+    asked.write_text(json.dumps(prompts))
+    paths = {"PYTHONPATH": str(HERE / "vllm_stand_in")}
+    assert forked([url, str(asked), str(out)], log, paths, "tests.server.trl_rollouts").wait(300) == 0, log.read_text()
+    told = json.loads(out.read_text())
     greedy = [list(tokens[:12]) for tokens in expected[: len(prompts)]]
     assert told["generate"]["prompt_ids"] == told["top"]["prompt_ids"] == prompts
     assert told["generate"]["completion_ids"] == [tokens for tokens in greedy for _ in range(3)]

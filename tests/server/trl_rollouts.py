@@ -1,11 +1,14 @@
 """What TRL's own client makes of a server, as JSON: it finds its vLLM on the path when it is imported, and so is in a
 process of its own.
 
-python trl_rollouts.py URL < prompts as a JSON list of lists of token ids
+    python -m tests.server.trl_rollouts URL PROMPTS.json OUT.json
+
+The prompts are a list of lists of token ids.
 """
 
 import json
 import sys
+from pathlib import Path
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
 
@@ -17,8 +20,8 @@ ASK = {"temperature": 0.0, "max_tokens": 12}
 CHAT = [[{"role": "user", "content": "What is 3*4?"}], [{"role": "user", "content": "What is 5*6?"}]]
 
 
-def main(url: str) -> None:
-    prompts = json.load(sys.stdin)
+def main(url: str, asked: Path, out: Path) -> None:
+    prompts = json.loads(asked.read_text())
     client = VLLMClient(base_url=url, connection_timeout=10)
     generated = client.generate(prompts, n=3, **ASK)
     sequences = [prompt + tokens for prompt, tokens in zip(prompts, generated["completion_ids"][::3], strict=True)]
@@ -31,8 +34,8 @@ def main(url: str) -> None:
         "chat": client.chat(CHAT, n=2, logprobs=1, **ASK),
         "scored": client.get_sequence_logprobs(sequences, [len(prompt) for prompt in prompts], top_logprobs=4),
     }
-    json.dump(told, sys.stdout)
+    out.write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(Path, sys.argv[2:]))

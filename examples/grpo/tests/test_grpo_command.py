@@ -1,12 +1,12 @@
 """Mistakes at the command line: one line, exit code 2, nothing left behind."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tlt_server.demo import default_paths
 
+from tlt_grpo.cli import main
 from tlt_grpo.config import Config
 from tlt_grpo.errors import GrpoError
 from tlt_grpo.log import HeldOut, Log, read
@@ -50,15 +50,22 @@ def test_a_server_that_samples_keeps_its_memory() -> None:
         (["--url", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes(tmp_path: Path, flags: list[str], said: str) -> None:
+def test_mistakes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    said: str,
+) -> None:
     out = tmp_path / "out"
     usual = [word for name, value in GOOD.items() for word in (f"--{name}", value)]
-    command = [sys.executable, "-m", "tlt_grpo", *usual, "--out", str(out), *flags]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    (line,) = done.stderr.splitlines()
+    monkeypatch.setattr(sys, "argv", ["tlt-grpo", *usual, "--out", str(out), *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tlt-grpo: ")
     assert said in line
-    assert done.returncode == 2
+    assert ended.value.code == 2
     assert not (out / "log.jsonl").exists()
 
 
