@@ -130,7 +130,7 @@ def test_requests_that_wait_or_are_prefilled_come_back_whole(requests: Requests)
     """The pool holds two or three of them, and prompts come in chunks; a grammar is compiled meanwhile."""
     url = requests.url
     draw = random.Random(3)
-    for trial in range(4):
+    for trial in range(2):
         answers = requests.send()
         pattern = rf"(a|b{{1,{trial + 2}}}){{200,400}}"
         body = {"text": PROMPTS[0], "sampling_params": LONG | {"regex": pattern, "ignore_eos": False}}
@@ -147,10 +147,10 @@ def test_requests_that_wait_or_are_prefilled_come_back_whole(requests: Requests)
 
 @pytest.mark.server("tight-arms")
 def test_outputs_are_what_would_have_been_generated(url: str) -> None:
-    """As the benchmark does it, for a few."""
+    """As `python -m benchmarks safe` does it for 2,000."""
     judge = Judge(AutoTokenizer.from_pretrained(default_paths()[0]))
-    asyncio.run(disturb(url, judge, random.Random(5), 80))
-    assert judge.aborts >= 80
+    asyncio.run(disturb(url, judge, random.Random(5), 30))
+    assert judge.aborts >= 30
     assert (judge.beyond_end, judge.without_rollout) == (0, 0)
     await_load(url, lambda load: load == 0)
 

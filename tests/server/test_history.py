@@ -48,7 +48,7 @@ def test_siblings_that_draft_from_each_other_change_no_token(client: Client, ref
     client.forget_history()
     client.set_strategy(MIXED[config])
     before = client.history()
-    asked = siblings(4, 7) if config == "history-ranks" else siblings(5, 14)
+    asked = siblings(4, 7)
     check(reference, *asked, client.generate_batch(*asked))
     after = client.history()
     assert after.accepted - before.accepted > 100

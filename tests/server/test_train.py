@@ -86,7 +86,7 @@ def test_it_learns_from_what_a_server_taps(at: faults.Scene) -> None:
 
 def test_a_trainer_that_is_killed_beside_a_server(at: faults.Scene) -> None:
     """More kills, and more of what follows: `python -m tests.server.faults`."""
-    faults.kill(at, 2, seed=1)
+    faults.kill(at, 1, seed=1)
 
 
 def test_a_line_that_is_cut_in_the_middle_of_a_drafter(at: faults.Scene) -> None:
@@ -94,4 +94,4 @@ def test_a_line_that_is_cut_in_the_middle_of_a_drafter(at: faults.Scene) -> None
 
 
 def test_a_trainer_that_stops_holds_up_no_rollout(at: faults.Scene) -> None:
-    faults.stop(at, 4.0)
+    faults.stop(at, 3.0)
