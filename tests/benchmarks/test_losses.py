@@ -11,7 +11,7 @@ from tlt_server import results
 
 @pytest.mark.slow
 def test_every_loss_makes_a_drafter_of_its_own() -> None:
-    found = measured(SMOKE._replace(steps=8), [0])
+    found = measured(SMOKE._replace(steps=3), [0])
     assert set(found) == set(NAMES)
     lengths = [length for by_seed in found.values() for length in by_seed.values()]
     assert all(1 <= length <= 1 + bench_losses.DEPTH for length in lengths)

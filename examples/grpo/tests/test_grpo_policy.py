@@ -113,16 +113,14 @@ def test_rates_that_bfloat16_would_lose_are_not_lost() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_that_goes_on_is_one_that_was_never_broken_off(dtype: Any, tmp_path: Path) -> None:
     whole, broken = (policy(dtype=dtype, learning_rate=1e-4, updates=2) for _ in range(2))
-    given = [trajectories(whole, seed=seed) for seed in range(4)]
+    given = [trajectories(whole, seed=seed) for seed in range(2)]
     for step, some in enumerate(given):
         whole.learn(some, step)
-    for step in range(2):
-        broken.learn(given[step], step)
-    broken.keep(tmp_path / "state.pt", 2)
+    broken.learn(given[0], 0)
+    broken.keep(tmp_path / "state.pt", 1)
     other = policy(dtype=dtype, learning_rate=1e-4, updates=2)
-    assert other.go_on(tmp_path / "state.pt") == 2
-    for step in (2, 3):
-        other.learn(given[step], step)
+    assert other.go_on(tmp_path / "state.pt") == 1
+    other.learn(given[1], 1)
     for name, weight in whole.weights().items():
         assert torch.equal(weight, other.weights()[name])
 
