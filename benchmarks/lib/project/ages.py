@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.lib.project.catalogue import commands
@@ -36,9 +37,8 @@ def changed_since(revision: str, top: Path = TOP) -> dict[str, int] | None:
     return {path: count for path, count in found.items() if count}
 
 
-def age_of(revision: str, measures: Sequence[str]) -> str:
-    """In words: nothing for a result that is as new as what it measures."""
-    changed = changed_since(revision)
+def age_of(changed: Mapping[str, int] | None, measures: Sequence[str]) -> str:
+    """In words: nothing for a result that is as new as what it measures. changed: since its revision."""
     if changed is None:
         return "unknown"
     of_these = {path: count for path, count in changed.items() if path.startswith(tuple(f"{m}/" for m in measures))}
@@ -48,9 +48,10 @@ def age_of(revision: str, measures: Sequence[str]) -> str:
 def ages(folder: Path = RESULTS) -> dict[str, str]:
     """Of each kept result, how it is older than what it measures; `no such command` where nothing makes it any more."""
     measures = {name: command.measures for name, command in commands().items()} | ELSEWHERE
+    changed = cache(changed_since)  # one revision has several results
     found = {}
     for path in sorted(folder.glob("*.json")):
         result = results.read(path)
         known = measures.get(result.name)
-        found[path.stem] = age_of(result.revision, known) if known is not None else "no such command"
+        found[path.stem] = age_of(changed(result.revision), known) if known is not None else "no such command"
     return found
