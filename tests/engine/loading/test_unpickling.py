@@ -2,10 +2,7 @@
 
 import contextlib
 import io
-import multiprocessing
 import pickle
-import subprocess
-import sys
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -20,6 +17,7 @@ from tlt_client.weights.tensors import FlatBucket
 
 from benchmarks.lib.safety.chains import Call, gadgets
 from benchmarks.lib.safety.gadgets import legitimate, listening, serialized
+from tests.forks import FORKS
 from tlt_server.engine.loading.unpickling import MAKES, NAMES, unpickled
 from tlt_server.errors import UpdateRefused
 
@@ -54,10 +52,8 @@ def test_no_gadget_runs(tmp_path: Path) -> None:
         assert not connections
         (tmp_path / "there").mkdir()
         there = list(gadgets(tmp_path / "there", port, path))
-        done = multiprocessing.get_context("spawn").Value("i", 0)
-        child = multiprocessing.get_context("spawn").Process(
-            target=run_all, args=([payload for _, _, payload in there], done)
-        )
+        done = FORKS.Value("i", 0)
+        child = FORKS.Process(target=run_all, args=([payload for _, _, payload in there], done))
         child.start()
         child.join(60)
         assert done.value == len(there)
@@ -90,18 +86,20 @@ def test_what_the_client_sends_is_read() -> None:
     flat.unlink()
 
 
+def read_by_all() -> None:
+    flat = FlatBucket([("a", torch.ones(4096))])
+    (payload,) = flat.serialized(1)
+    for _ in range(9):
+        assert unpickled(payload)["flattened_tensor"].numel()
+    flat.unlink()
+
+
 def test_all_members_of_a_fleet_may_read_it() -> None:
     """In a process of its own: torch would end it, where a reader too many had removed the file."""
-    code = (
-        "import torch\nfrom tlt_client.weights.tensors import FlatBucket\n"
-        "from tlt_server.engine.cpu.torchvision import mend_torchvision\nmend_torchvision()\n"
-        "from tlt_server.engine.loading.unpickling import unpickled\n"
-        "flat = FlatBucket([('a', torch.ones(4096))])\n(payload,) = flat.serialized(1)\n"
-        "for _ in range(9): assert unpickled(payload)['flattened_tensor'].numel()\n"
-        "flat.unlink()\ndel flat\nprint('lives')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
+    child = FORKS.Process(target=read_by_all)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
