@@ -156,6 +156,9 @@ def test_steps_are_asked_for_in_good_form_and_by_one_at_a_time(tmp_path: Path, i
                 other.train_drafter(1)
             assert first.result().steps == 0
             assert other.train_drafter(1, within_s=0.1).steps == 0
+            with pytest.raises(httpx.ReadTimeout):  # an RL trainer that dies in its step, and is started again
+                httpx.post(url, json={"steps": 1, "within_s": 3600}, timeout=0.3)
+            until(lambda: httpx.post(url, json={"steps": 1, "within_s": 0.1}).status_code == 200, "it holds all up")
         trainer.end(process)
 
 

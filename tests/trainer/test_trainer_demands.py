@@ -6,11 +6,19 @@ from collections.abc import Callable, Iterator
 from tlt_server.trainer.learn.demands import Demands
 
 
+async def never() -> bool:
+    return False
+
+
+async def at_once() -> bool:
+    return True
+
+
 def meet(demands: Demands, steps: int, within_s: float, train: Callable[[], Iterator[None]]) -> tuple[int, bool] | None:
     """What is met while `train` goes on, a turn of the trainer's loop at a time."""
 
     async def both() -> tuple[int, bool] | None:
-        asking = asyncio.create_task(demands.meet(steps, within_s))
+        asking = asyncio.create_task(demands.meet(steps, within_s, never))
         for _ in train():
             await asyncio.sleep(0)
         return await asking
@@ -49,9 +57,15 @@ def test_whoever_waits_no_longer_makes_way_for_others() -> None:
     assert meet(demands, 1, 0.02, lambda: iter(())) == (0, False)
 
 
+def test_steps_of_who_is_gone_are_not_taken() -> None:
+    demands = Demands()
+    assert asyncio.run(demands.meet(5, 3600, at_once)) == (0, False)
+    assert demands.left == 0
+
+
 def test_one_is_met_at_a_time() -> None:
     async def both() -> list[tuple[int, bool] | None]:
-        return await asyncio.gather(demands.meet(1, 0.05), demands.meet(1, 0.05))
+        return await asyncio.gather(demands.meet(1, 0.05, never), demands.meet(1, 0.05, never))
 
     demands = Demands()
     assert asyncio.run(both()) == [(0, False), None]

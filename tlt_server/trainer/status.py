@@ -162,12 +162,13 @@ async def _asked(request: Request) -> TrainSteps:
         raise HTTPException(400, str(error)) from error
 
 
-async def _met(demands: Demands | None, asked: TrainSteps, read: Callable[[], Status]) -> TrainedSteps:
+async def _met(demands: Demands | None, request: Request, read: Callable[[], Status]) -> TrainedSteps:
     """Raises HTTPException: it is not, or not now, for being asked."""
+    asked = await _asked(request)
     if demands is None:
         raise HTTPException(409, "this trainer trains by itself: set on_demand = true in its settings")
     began = time.monotonic()
-    if (met := await demands.meet(asked.steps, asked.within_s)) is None:
+    if (met := await demands.meet(asked.steps, asked.within_s, request.is_disconnected)) is None:
         raise HTTPException(409, "it takes steps that were asked for already: ask when they are over")
     (taken, is_over), status = met, read()
     seconds = time.monotonic() - began
@@ -184,7 +185,7 @@ def _app(read: Callable[[], Status], demands: Demands | None) -> FastAPI:
 
     @app.post("/tlt/v1/train/steps")
     async def steps(request: Request) -> Response:
-        made = await _met(demands, await _asked(request), read)
+        made = await _met(demands, request, read)
         return Response(msgspec.json.encode(made), media_type="application/json")
 
     @app.get("/metrics")

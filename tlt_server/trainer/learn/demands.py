@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 POLL_S = 0.005
@@ -22,14 +23,19 @@ class Demands:
     def __init__(self) -> None:
         self._now: _Demand | None = None
 
-    async def meet(self, steps: int, within_s: float) -> tuple[int, bool] | None:
-        """Steps that were taken within the time, and whether all is over; None: others are being taken."""
+    async def meet(
+        self, steps: int, within_s: float, is_gone: Callable[[], Awaitable[bool]]
+    ) -> tuple[int, bool] | None:
+        """Steps that were taken within the time, and whether all is over; None: others are being taken.
+
+        is_gone: whether who asks is; what it asked for is not taken any more, and the next one may ask.
+        """
         if self._now is not None:
             return None
         self._now = now = _Demand(steps)
         until = time.monotonic() + within_s
         try:
-            while not now.is_over and time.monotonic() < until:
+            while not now.is_over and time.monotonic() < until and not await is_gone():
                 await asyncio.sleep(POLL_S)
         finally:
             self._now = None
