@@ -103,6 +103,7 @@ def test_a_result_is_older_once_what_it_measures_has_changed_but_for_names(top: 
     assert ages.changed_since("unknown", top) is None
 
 
+@pytest.mark.slow
 def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     entrance.main([])
     said = capsys.readouterr().out

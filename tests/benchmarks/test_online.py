@@ -106,6 +106,7 @@ def test_a_seed_that_is_over_is_not_run_again(tmp_path: Path) -> None:
         runs(tmp_path, SMOKE, [4], [])
 
 
+@pytest.mark.slow
 def test_a_report_is_of_the_machine_that_ran() -> None:
     made = report({0: kept_on("there", 2.7), 1: kept_on("there", 2.4)})
     assert made.machine == "there"
@@ -114,6 +115,7 @@ def test_a_report_is_of_the_machine_that_ran() -> None:
         report({0: kept_on("there", 2.7), 1: kept_on("here", 2.4)})
 
 
+@pytest.mark.slow
 def test_figures_are_of_all_seeds_and_defined() -> None:
     found = figures({0: run_of(2.7), 1: run_of(2.4)})
     assert found["accept_length_online"] == pytest.approx(2.55)

@@ -97,6 +97,7 @@ def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
     assert found == {rule.get("record") or rule["alert"]: "ok" for rule in rules()}
 
 
+@pytest.mark.slow
 def test_every_panel_shows_something(ask: Query) -> None:
     empty = [panel for panel, expr in panel_queries() if not [each for each in ask(expr) if each["value"][1] != "NaN"]]
     assert not empty

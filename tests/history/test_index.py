@@ -274,6 +274,7 @@ def test_both_forms_are_one(steps: list[Any], pages: int) -> None:
     np.testing.assert_array_equal(*(index.judged() for index in indexes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letters", [2, 30])
 def test_both_forms_are_one_over_long_texts(letters: int) -> None:
     """Batches, prompts and eviction as in a server, from texts that recur."""

@@ -131,6 +131,7 @@ def test_where_windows_end_changes_and_each_token_counts_alike(lengths: list[int
     assert times == dict(enumerate(lengths))
 
 
+@pytest.mark.slow
 def test_a_response_of_any_length_is_taken_in_linear_time() -> None:
     def seconds(length: int) -> float:
         began = time.process_time()

@@ -111,6 +111,7 @@ def test_the_embedded_drafters_are_better_than_untrained_ones() -> None:
         assert untrained < 1.3
 
 
+@pytest.mark.slow
 def test_runs_too_short_to_judge_by_are_named() -> None:
     with pytest.raises(ValueError, match="no run of 5 tokens"):
         accept_length(embedded("eagle"), frozen(), pack(rollouts("eagle")[:0], 64, torch.device("cpu")), 3)

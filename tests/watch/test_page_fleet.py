@@ -8,6 +8,8 @@ import pytest
 from tests.watch.conftest import NONE, Opening, text, tile, until
 from tests.watch.stand_in import CALL, Front, StandIn, serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def front() -> Front:

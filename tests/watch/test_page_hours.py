@@ -8,6 +8,8 @@ import pytest
 from tests.watch.conftest import Opening
 from tests.watch.stand_in import Recorded, serving
 
+pytestmark = pytest.mark.slow
+
 DRAWN = "document.querySelector('path.line').getAttribute('d').split(/[ML]/).length - 1"
 HOURS = """async () => {
   const { Events, Samples } = await import("/tlt/samples.js");
@@ -45,7 +47,6 @@ BOUNDS = """async () => {
 }"""
 
 
-@pytest.mark.slow
 def test_an_hour_of_polls_does_not_grow_it(opened: Opening) -> None:
     """450 polls, of a server whose clock goes on by eight seconds between two."""
     seen = Recorded(step_s=8.0)
@@ -68,7 +69,6 @@ def nodes(page: Any) -> int:
     return int(page.evaluate("document.querySelectorAll('*').length"))
 
 
-@pytest.mark.slow
 def test_hours_of_updates_do_not_grow_it(opened: Opening) -> None:
     """5,400 updates, two seconds apart, with a publication every twenty; each fifth is shown."""
     with serving(Recorded()) as server:

@@ -8,6 +8,8 @@ import pytest
 from tests.watch.conftest import NONE, Opening, text, tile, until
 from tests.watch.stand_in import NEWER, PER_S, Recorded, StandIn, serving
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = '<img src=x onerror="document.title=1">\u202e</dd><script>document.title=2</script>'
 
 

@@ -79,6 +79,7 @@ def test_the_thread_ends_with_its_socket() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_one_that_says_nothing_is_cut_in_time(link: Link) -> None:
     with connection(link) as silent, connection(link) as greets:
         greet(greets)
@@ -87,6 +88,7 @@ def test_one_that_says_nothing_is_cut_in_time(link: Link) -> None:
     assert is_served(link)
 
 
+@pytest.mark.slow
 def test_one_that_sends_what_cannot_be_read_proves_nothing(link: Link) -> None:
     with connection(link) as line:
         greet(line)

@@ -74,6 +74,7 @@ def test_what_is_there_arrives(trainer: Trainer, server: Server, place: Place, t
     assert trainer.sender.dropped == 0
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_fetched_again(trainer: Trainer, server: Server, place: Place, tmp_path: Path) -> None:
     peer = follows(trainer, server)
     asked: list[int] = []
@@ -90,6 +91,7 @@ def test_only_what_changed_is_fetched_again(trainer: Trainer, server: Server, pl
     assert len(list(place.folders[-1].parent.glob("*.whole"))) == 2
 
 
+@pytest.mark.slow
 def test_a_target_that_moved_on_is_let_go(trainer: Trainer, server: Server, place: Place, tmp_path: Path) -> None:
     peer = follows(trainer, server)
     folder = write(tmp_path / "shared", **{EMBEDDING: contents(1, 50 * CHUNK)})
@@ -106,6 +108,7 @@ def test_a_target_that_moved_on_is_let_go(trainer: Trainer, server: Server, plac
     assert place.took == [(2, {f"{EMBEDDING}.safetensors": contents(5)})]
 
 
+@pytest.mark.slow
 def test_another_server_takes_over_from_one_that_is_gone(
     trainer: Trainer, server: Server, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_trainer_that_starts_anew_and_repeats_itself(
     assert trainer.said()[-1].newest_drafter == 3
 
 
+@pytest.mark.slow
 def test_a_trainer_that_starts_anew_goes_on_where_it_was(new_trainer: NewTrainer, new_server: NewServer) -> None:
     server = new_server(trainer := new_trainer())
     trainer.publish(1, 0, drafter(1, 100))
@@ -199,6 +200,7 @@ def test_what_could_not_be_written_is_fetched_from_a_trainer_that_is_back(
     assert holds(server.folder / "drafter-1.safetensors", drafter(1))
 
 
+@pytest.mark.slow
 def test_a_server_of_another_model_is_turned_away(new_trainer: NewTrainer, new_server: NewServer) -> None:
     trainer = new_trainer()
     other = msgspec.structs.replace(HELLO, model=msgspec.structs.replace(MODEL, vocab_size=9))

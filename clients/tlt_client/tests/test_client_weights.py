@@ -201,6 +201,7 @@ def test_a_group_in_which_something_was_refused_is_not_used_again(connect: Conne
         client.destroy_weights_update_group(group)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_are_not_waited_for_long(connect: Connect) -> None:
     with serving() as server:
         began = time.monotonic()
@@ -219,6 +220,7 @@ except ConnectionLost:
 """
 
 
+@pytest.mark.slow
 def test_who_gives_up_and_ends_is_not_aborted() -> None:
     ended = subprocess.run([sys.executable, "-c", GIVES_UP], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (0, "gave up\n"), ended.stderr
@@ -246,6 +248,7 @@ def test_a_group_that_cannot_be_is_refused(connect: Connect, where: dict[str, st
         connect(server.url).init_weights_update_group(**where)
 
 
+@pytest.mark.slow
 def test_a_group_listens_where_it_is_told_to() -> None:
     opening = groups.Opening("127.0.0.1", 2, "gloo", 0.2)
     listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()

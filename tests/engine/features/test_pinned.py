@@ -160,6 +160,7 @@ def test_without_a_trainer_the_block_is_freed_all_the_same(address: str) -> None
     assert pinned.ship([rows_of("a", 0, 3)], numbered(3)) is not None
 
 
+@pytest.mark.slow
 def test_memory_is_taken_at_start_and_not_by_and_by() -> None:
     """In a process of its own: another's allocator may hold as much already."""
     script = (

@@ -94,6 +94,7 @@ def read_by_all() -> None:
     flat.unlink()
 
 
+@pytest.mark.slow
 def test_all_members_of_a_fleet_may_read_it() -> None:
     """In a process of its own: torch would end it, where a reader too many had removed the file."""
     child = FORKS.Process(target=read_by_all)

@@ -40,6 +40,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "odd"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_it_compiles_and_reads_16_bytes_at_a_time(

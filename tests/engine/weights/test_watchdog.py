@@ -233,6 +233,7 @@ EVENTS = ["drafter", "target", "memory", "off", "probe", "trusted", "untrusted"]
 WORDS = st.one_of(st.sampled_from(EVENTS), st.tuples(STEPS, st.integers(1, 300)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(WORDS, max_size=25), st.sampled_from([1.0001, 1.2, 3.9, 9.0]))
 def test_it_never_fails_and_two_ranks_agree(words: list[object], floor: float) -> None:

@@ -13,6 +13,8 @@ from tlt_server.config import Watchfulness
 from tlt_server.engine.weights import watchdog
 from tlt_server.engine.weights.watchdog import FIRST_S, LEAST, LEAST_REQUESTS, LONGEST_S, SHIFTS, Sample, Watchdog
 
+pytestmark = pytest.mark.slow
+
 START = one_of(recorded()["start"])
 RATE = 0.1
 
