@@ -66,6 +66,15 @@ def forked(
     return process
 
 
+def ran(argv: Sequence[str], log: Path, program: str | Path, environment: Mapping[str, str] | None = None) -> int:
+    """Its exit code; who takes longer than any test should is killed, as by `subprocess.run`."""
+    process = forked(argv, log, environment, program)
+    try:
+        return process.wait(300)
+    finally:
+        process.kill()
+
+
 def _run(argv: Sequence[str], log: Path, environment: Mapping[str, str], program: str | Path | None) -> None:
     """In the fork."""
     os.setsid()

@@ -39,8 +39,9 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             main()
         said = capsys.readouterr().err
         ours = [line for line in said.splitlines() if line.startswith("tlt-server: ")]
-        assert len(ours) <= 1
-        return int(ended.value.code or 0), ours[0] if ours else said
+        code = int(ended.value.code or 0)
+        assert len(ours) == (code != 0), said
+        return code, ours[0] if ours else said
 
     return run_here
 

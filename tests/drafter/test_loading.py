@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.drafter.conftest import FAMILIES
-from tests.forks import forked
+from tests.forks import ran
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import create
 
@@ -30,7 +30,7 @@ def loaded(targets: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
     create(str(targets["qwen2"]), base / "reduced", DrafterKind.EAGLE3, (3, base / "counts.json"))
     folders = [str(base / name) for name in (*MADE, "reduced")]
     log = base / "log"
-    assert forked(folders, log, program="tests.drafter.loading").wait() == 0, log.read_text()
+    assert ran(folders, log, "tests.drafter.loading") == 0, log.read_text()
     return base
 
 

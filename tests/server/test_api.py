@@ -11,7 +11,7 @@ import openai
 import pytest
 from tlt_client import AsyncClient, Client, SamplingParams
 
-from tests.forks import forked
+from tests.forks import ran
 from tlt_server.errors import ServerFailed
 from tlt_server.trainer.data.replay import replay
 
@@ -78,7 +78,7 @@ def test_bench_serving(url: str, tmp_path: Path) -> None:
     flags += ["--num-prompts", "8", "--random-input-len", "16", "--random-output-len", "32"]
     flags += ["--output-file", str(tmp_path / "bench.jsonl")]
     log = tmp_path / "log"
-    assert forked(flags, log, program="sglang.bench_serving").wait(240) == 0, log.read_text()
+    assert ran(flags, log, "sglang.bench_serving") == 0, log.read_text()
     assert json.loads((tmp_path / "bench.jsonl").read_text())["completed"] == 8
 
 

@@ -241,9 +241,8 @@ def test_an_interrupt_ends_it_and_its_requests(url: str, tmp_path: Path) -> None
         wait_until(lambda: client.load().running > 0)
         run.send_signal(signal.SIGINT)
         assert run.wait(30) == 130
-        said = log.read_text().splitlines()
-        assert "stopped" in said[-1], said
-        assert "Traceback" not in said
+        (line,) = log.read_text().splitlines()
+        assert "stopped" in line
         wait_until(lambda: client.load() == Load(0, 0))
 
 

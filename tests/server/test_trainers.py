@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
 from benchmarks.lib.reload.trainer import Trainer
-from tests.forks import forked
+from tests.forks import ran
 from tlt_server.demo import default_paths
 
 SAME = {"temperature": 0.0, "max_new_tokens": 24, "skip_special_tokens": False}
@@ -39,8 +39,8 @@ def steps(
         out, log = tmp_path / "found.json", tmp_path / "log"
         paths = os.pathsep.join([str(STAND_IN), *sys.path])
         environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-        ran = forked([url, str(out), str(count)], log, environment, f"tests.server.{module}")
-        assert ran.wait(300) == 0, log.read_text()[-3000:]
+        code = ran([url, str(out), str(count)], log, f"tests.server.{module}", environment)
+        assert code == 0, log.read_text()[-3000:]
         found: dict[str, Any] = json.loads(out.read_text())
         assert found["steps"] == count
         trainer = Trainer(url)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tlt_client import Client
 
-from tests.forks import forked
+from tests.forks import ran
 from tests.server.trainer import Trainer
 from tlt_server.demo import default_paths
 
@@ -21,8 +21,7 @@ def test_three_steps(url: str, tmp_path: Path) -> None:
         flags = ["--url", url, "--model", str(TARGET), "--out", str(tmp_path), "--steps", "3", "--prompts", "2"]
         flags += ["--group", "4", "--max-new-tokens", "96", "--learning-rate", "1e-4"]
         log = tmp_path / "log"
-        trained = forked(flags, log, {"TRL_EXPERIMENTAL_SILENCE": "1"}, SCRIPT)
-        assert trained.wait(240) == 0, log.read_text()[-3000:]
+        assert ran(flags, log, SCRIPT, {"TRL_EXPERIMENTAL_SILENCE": "1"}) == 0, log.read_text()[-3000:]
         assert client.status().versions.target.version == before + 3
         assert client.weight_version() == "trl 2"
         rewards = [line for line in log.read_text().splitlines() if line.startswith("step ")]

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from benchmarks.lib.safety.bodies import LEGAL
-from tests.forks import forked
+from tests.forks import ran
 from tests.server.conftest import PROMPTS
 from tests.server.test_fields import events
 from tlt_server.api.fields.routes import VLLM_TABLES
@@ -74,7 +74,7 @@ def test_trls_client(
     asked, out, log = tmp_path / "prompts.json", tmp_path / "told.json", tmp_path / "log"
     asked.write_text(json.dumps(prompts))
     paths = {"PYTHONPATH": str(HERE / "vllm_stand_in")}
-    assert forked([url, str(asked), str(out)], log, paths, "tests.server.trl_rollouts").wait(300) == 0, log.read_text()
+    assert ran([url, str(asked), str(out)], log, "tests.server.trl_rollouts", paths) == 0, log.read_text()
     told = json.loads(out.read_text())
     greedy = [list(tokens[:12]) for tokens in expected[: len(prompts)]]
     assert told["generate"]["prompt_ids"] == told["top"]["prompt_ids"] == prompts

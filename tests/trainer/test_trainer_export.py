@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.drafter.test_loading import SHARED, fused
-from tests.forks import forked
+from tests.forks import ran
 from tests.trainer.models import FOLDERS, TARGET_FOLDER, frozen
 from tlt_server.config import DrafterKind
 from tlt_server.drafter.folder import create
@@ -50,7 +50,7 @@ def test_sglang_loads_what_a_checkpoint_holds(tmp_path: Path) -> None:
         assert export(tmp_path / name, tmp_path / f"{name}-out", checkpointed=True) == PROVENANCE
     outs = [tmp_path / f"{name}-out" for name in sources]
     log = tmp_path / "log"
-    assert forked(list(map(str, outs)), log, program="tests.drafter.loading").wait() == 0, log.read_text()
+    assert ran(list(map(str, outs)), log, "tests.drafter.loading") == 0, log.read_text()
     for source, out in zip(sources.values(), outs, strict=True):
         written, held = load_file(out / "model.safetensors"), load_file(out / "loaded.safetensors")
         before = load_file(source / "model.safetensors")

@@ -80,6 +80,7 @@ class ServerCheckpointEngine(CheckpointEngine):
                     client.update_weights_from_distributed(group, bucket, version, flush_cache=False)
 
     def receive_weights(self, global_steps: int | None = None) -> Iterator[Named]:
+        """Abstract in verl's class, whose own rollouts call it; with ours nobody does. NotImplementedError: they do."""
         raise NotImplementedError(
             "servers receive by themselves: set rollout.name=tlt beside checkpoint_engine.backend=tlt"
         )
