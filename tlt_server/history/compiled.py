@@ -37,6 +37,7 @@ COMPILE = ("cc", "-O3", "-shared", "-fPIC", "-std=c11")
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "index_new": (c_void_p, [c_uint32, c_uint32]),
     "index_free": (None, [c_void_p]),
+    "index_clear": (None, [c_void_p]),
     "index_tokens": (c_int64, [c_void_p]),
     "index_bytes": (c_int64, [c_void_p]),
     "index_begin": (c_int, [c_void_p, c_uint32, c_uint64, c_uint32, c_void_p]),
@@ -91,6 +92,9 @@ class CompiledIndex:
     def __del__(self) -> None:
         if getattr(self, "_index", None):
             self._c.index_free(self._index)
+
+    def clear(self) -> None:
+        self._c.index_clear(self._index)
 
     def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
         _require(tail, TAIL)

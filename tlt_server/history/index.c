@@ -51,7 +51,7 @@ typedef struct {
     Page *pages;
     Response *responses;
     uint32_t *heads[LENGTHS];
-    uint32_t count, made, most, mask;
+    uint32_t count, made, cleared, most, mask;  // cleared: pages that had been made when all was forgotten
     uint64_t power[LENGTHS];
     int64_t tokens;
     uint32_t tried[LENGTHS * SHARES], came[LENGTHS * SHARES];
@@ -93,10 +93,21 @@ Index *index_new(uint32_t count, uint32_t buckets) {
     x->mask = buckets - 1;
     powers(x->power);
     int whole = (x->pages = zeros(count, sizeof(Page))) != NULL;
-    for (int l = 0; l < LENGTHS; l++) whole &= (x->heads[l] = zeros(buckets, sizeof(uint32_t))) != NULL;
+    for (int l = 0; l < LENGTHS; l++) {
+        whole &= (x->heads[l] = zeros(buckets, sizeof(uint32_t))) != NULL;
+        // Written to anywhere, from the first token on: the memory is to be had now, not in the midst of decoding.
+        for (size_t i = 0; x->heads[l] && i < buckets; i += 4096 / sizeof(uint32_t)) *(volatile uint32_t *)(x->heads[l] + i) = 0;
+    }
     if (whole) return x;
     index_free(x);
     return NULL;
+}
+
+void index_clear(Index *x) {
+    for (int l = 0; l < LENGTHS; l++) memset(x->heads[l], 0, ((size_t)x->mask + 1) * sizeof(uint32_t));
+    if (x->most) memset(x->responses, 0, x->most * sizeof(Response));
+    x->cleared = x->made;
+    x->tokens = 0;
 }
 
 int64_t index_tokens(const Index *x) { return x->tokens; }
@@ -157,6 +168,7 @@ void index_stamp(Index *x, const uint32_t *slots, int n, uint32_t version) {
 
 static void clear(Index *x, uint32_t page) {
     Page *p = x->pages + page;
+    if (p->made <= x->cleared) return;
     uint32_t *heads[PAGE][LENGTHS];
     uint64_t sums[LENGTHS];
     if (p->used) sum_up(p->tokens + TAIL, sums);

@@ -59,6 +59,9 @@ class History(Protocol):
 
     capacity: int
 
+    def clear(self) -> None:
+        """Forgets all. Responses begin anew before they say more."""
+
     def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
         """A response to a prompt: 64 bits that name it, and its last `TAIL` tokens, `NOTHING` before the first."""
 

@@ -67,6 +67,11 @@ class PlainIndex:
     _responses: dict[int, Response] = field(default_factory=dict)
     _judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, *CLASSES), np.int64))
 
+    def clear(self) -> None:
+        while self._pages:
+            self._forget(self._pages.popleft())
+        self._responses.clear()
+
     def begin(self, response: int, prompt: int, tail: Ints, version: int) -> None:
         self._responses[response] = Response(prompt, version, tail.tolist())
 

@@ -247,7 +247,7 @@ class Histories:
         self.settle()
         self._foresight.begun(self._live)
         if namespace is None:
-            self._index = make_index(self.capacity)
+            self._index.clear()
         else:
             self._cleared[namespace] = self._cleared.get(namespace, 0) + 1
         for req in self._live.values():
