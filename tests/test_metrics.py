@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily
 
 from tlt_server.api.scrape import derived
-from tlt_server.metrics import ACCEPTED_PER_POSITION, DRAFT_TOKENS, DRAFTS, SpecCounts
+from tlt_server.api.status import SpecCounts
+from tlt_server.metrics import ACCEPTED_PER_POSITION, DRAFT_TOKENS, DRAFTS
 
 
 @given(st.lists(st.integers(0, 7), max_size=60))

@@ -62,3 +62,20 @@ def test_nothing_is_refused_without_speculation(parser: ArgumentParser) -> None:
         args = parsed(parser, feature.flags)
         args.speculative_algorithm = None
         require_supported(args)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--speculative-algorithm EAGLE3", "a head of its own"),
+        ("--speculative-algorithm NEXTN", "a head of its own"),
+        ("--tp-size 2", "lies on 2 GPUs"),
+    ],
+)
+def test_a_part_of_the_head_is_refused_where_there_is_no_whole_one(
+    parser: ArgumentParser, flags: str, reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"draft_vocab = 512: .*{reason}"):
+        require_supported(parsed(parser, flags), 512)
+    require_supported(parsed(parser, flags), 0)
+    require_supported(parsed(parser, ""), 512)

@@ -291,7 +291,7 @@ def prepare(
     if server_args.nnodes == 1:
         os.environ.setdefault(*GLOO_ON_ONE_MACHINE)
     keep_drafter(server_args)
-    require_supported(server_args)
+    require_supported(server_args, config.draft_vocab)
     if server_args.enable_return_routed_experts:
         check_experts(server_args.model_path)
     if not config.without_drafter:

@@ -6,12 +6,11 @@ vLLM's names included, is derived when somebody scrapes, so that a metric more c
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is imported: not before SGLang has chosen
-    from prometheus_client.core import Metric
+if TYPE_CHECKING:
     from tlt_client.schemas import Event
 
 
@@ -102,6 +101,13 @@ FEATURES_DROPPED = Named(
     ("reason",),
     known=("no_room", "no_trainer"),
 )
+DRAFT_VOCAB = tuple(
+    Named(f"tlt_draft_vocab_{name}", f"{said}, where a drafter proposes of a part of the target's vocabulary")
+    for name, said in (
+        ("seen", "Tokens of prompts and responses"),
+        ("missed", "Tokens that it could not have proposed"),
+    )
+)
 HISTORY_TOKENS = Named("tlt_history_tokens", "Tokens of responses that are kept to draft from", kind="Gauge")
 HISTORY = tuple(
     Named(f"tlt_history_{name}", f"{said}, where history drafts")
@@ -126,14 +132,14 @@ GAUGES = (TARGET_VERSION, DRAFTER_VERSION, DRAFTER_STALENESS, SPECULATING, WATCH
 WEIGHTS = (WEIGHT_EVENTS, SWAP_SECONDS, *GAUGES)
 WATCH = (ALARMS, RECOVERY_SECONDS)
 FEATURES = (FEATURES_SENT, FEATURES_SENT_BYTES, FEATURES_DROPPED)
-GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES, (HISTORY_TOKENS, *HISTORY))
+GROUPS = (SPEC, WEIGHTS, WATCH, FEATURES, DRAFT_VOCAB, (HISTORY_TOKENS, *HISTORY))
 """What is shown together, from the first that is written."""
 
 
 @cache
 def _made(metric: Named) -> Any:
     """A `Counter`, `Gauge` or `Histogram` of this process, at first use."""
-    import prometheus_client
+    import prometheus_client  # it settles on one process or many when it is imported: not before SGLang has chosen
 
     more: dict[str, Any] = {"Counter": {}, "Gauge": {"multiprocess_mode": "mostrecent"}}.get(
         metric.kind, {"buckets": metric.buckets}
@@ -151,38 +157,6 @@ def _at(metric: Named, *labels: str) -> Any:
         for each in group if metric in group else ():
             _made(each)
     return _made(metric).labels(*labels) if labels else _made(metric)
-
-
-class SpecCounts(NamedTuple):
-    """What speculation has done since the server started. accepted_per_position[k] counts the verify passes whose draft
-    was accepted beyond depth k."""
-
-    drafts: int
-    draft_tokens: int
-    accepted_per_position: tuple[int, ...]
-
-    @property
-    def accepted_tokens(self) -> int:
-        return sum(self.accepted_per_position)
-
-    @property
-    def accept_length(self) -> float | None:
-        """Mean tokens of a verify pass, the bonus token included; None before the first pass."""
-        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
-
-    @classmethod
-    def read(cls, families: "Iterable[Metric]") -> "SpecCounts":
-        """The counts among scraped metric families; zero where nothing has been counted."""
-        totals = {DRAFTS.name: 0, DRAFT_TOKENS.name: 0}
-        positions: dict[int, int] = {}
-        for family in families:
-            for sample in family.samples if family.name.startswith("tlt_spec_") else ():
-                if family.name == ACCEPTED_PER_POSITION.name:
-                    positions[int(sample.labels["position"])] = int(sample.value)
-                elif family.name in totals and sample.name.endswith("_total"):
-                    totals[family.name] = int(sample.value)
-        per_position = tuple(positions.get(k, 0) for k in range(max(positions, default=-1) + 1))
-        return cls(totals[DRAFTS.name], totals[DRAFT_TOKENS.name], per_position)
 
 
 def count_verified(reqs: Sequence[Any], result: Any) -> None:
@@ -280,10 +254,15 @@ def count_features_dropped(tokens: int, reason: Literal["no_room", "no_trainer"]
 
 
 def count_history(tokens: int, counts: Mapping[str, int]) -> None:
-    """Counts what came of the history since the last time, by the ends of names of `HISTORY`; tokens: that it has."""
+    """Counts what came of the history since the last time; tokens: that it has."""
     _at(HISTORY_TOKENS).set(tokens)
-    for metric in HISTORY:
-        if count := counts.get(metric.name.removeprefix("tlt_history_")):
+    count_each(HISTORY, counts)
+
+
+def count_each(metrics: Sequence[Named], counts: Mapping[str, int]) -> None:
+    """Counts what came since the last time, by the last words of these metrics' names."""
+    for metric in metrics:
+        if count := counts.get(metric.name.rpartition("_")[2]):
             _at(metric).inc(count)
 
 

@@ -143,14 +143,14 @@ FEATURES: Sequence[Feature] = (
         "Reduced draft vocabulary for EAGLE",
         "--speculative-token-map FILE",
         lambda a: a.speculative_token_map is not None,
-        UNTESTED,
+        "ours follows what is sampled, and the target: `draft_vocab` in `--tlt-config`",
     ),
 )
 
 
-def require_supported(args: Args) -> None:
-    """Refuses a server whose settings combine speculation with what does not work with it. Raises UnsupportedError:
-    names every such feature, its reason and its flag."""
+def require_supported(args: Args, draft_vocab: int | None = None) -> None:
+    """Refuses a server whose settings combine speculation with what does not work with it. draft_vocab: as our settings
+    say. Raises UnsupportedError: names every such feature, its reason and its flag."""
     if args.speculative_algorithm is None:
         return
     refused = [f"{f.name} ({f.flags}): {f.refusal}" for f in FEATURES if f.refusal and f.used(args)]
@@ -158,6 +158,17 @@ def require_supported(args: Args) -> None:
         raise UnsupportedError(
             "refused together with speculation: " + "; ".join(refused) + ". Drop the flag, or add --no-speculation"
         )
+
+    if draft_vocab:
+        _require_head(draft_vocab, args)
+
+
+def _require_head(size: int, args: Args) -> None:
+    """Of the target, for a drafter that is to propose of so many tokens. Raises UnsupportedError."""
+    if args.speculative_algorithm == "EAGLE3" or drafts_by_own_head(args):
+        raise UnsupportedError(f"draft_vocab = {size}: this drafter brings a head of its own. Leave it out")
+    if args.tp_size > 1:
+        raise UnsupportedError(f"draft_vocab = {size}: the target's head lies on {args.tp_size} GPUs. Leave it out")
 
 
 def as_markdown() -> str:

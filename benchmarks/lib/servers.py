@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tlt_server.api.status import SpecCounts
 from tlt_server.demo.lossless import Tokens
 from tlt_server.launch import has_gpu
-from tlt_server.metrics import SpecCounts
 from tlt_server.process import running_server
 
 # chain and tree before plain, which has to answer questions about what they said

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tlt_client.schemas import Arm, Drafter, DrafterVersion, Speculation, Watch
 
-from tlt_server.api.status import _one_line
-from tlt_server.metrics import SpecCounts
+from tlt_server.api.status import SpecCounts, _one_line
 
 ARM = Arm(3, 1, 4)
 COUNTS = SpecCounts(100, 300, (90, 80, 70))

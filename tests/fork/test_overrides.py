@@ -21,7 +21,7 @@ ROOMS = ("engine", "api", "seams", "launch", "metrics", "process")
 MARK = "# override: "
 
 OURS = {"_worker", "_draft_worker", "worker", "watchdog", "publication", "_open", "update", "_update", "_joined"} | {
-    *("state", "follow", "events", "SAMPLING", "lane", "history", "response")
+    *("state", "follow", "events", "SAMPLING", "lane", "history", "vocabulary", "response")
 }
 """Objects of our own classes."""
 OF_A_STEP = {"req", "batch", "result", "output", "logits_output", "proposal", "forward_batch", "obj", "answer"} | {

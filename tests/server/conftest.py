@@ -31,13 +31,18 @@ SEVERAL = [word for a in ARMS for word in ("--arm", f"{a.num_steps},{a.topk},{a.
 TRAINER = "tcp://of.the.tests:1"
 """Stands for an address of `Servers`: of a trainer whose control link nobody listens to; features go without it."""
 TAPPED = ["--trainer", TRAINER, "--chunked-prefill-size", "16"]
+HERE = Path(__file__).parent
 SWITCHING = {
     "eagle-arms": [*SEVERAL, *TAPPED],
     "eagle3-arms": [*EAGLE3, *SEVERAL, *TAPPED],
     # prompts of 20 to 60 tokens come in chunks, and a pool that is too small for 16 of them has requests retracted
-    "tight-arms": [*SEVERAL, "--chunked-prefill-size", "16", "--max-total-tokens", "1000"],
+    # and of the tokens here half are beyond what it drafts of
+    "tight-arms": [
+        *(*SEVERAL, "--chunked-prefill-size", "16", "--max-total-tokens", "1000"),
+        *("--tlt-config", str(HERE / "part.toml")),
+    ],
 }
-HERE = Path(__file__).parent
+
 HISTORY = ["--arm", "history:7"]
 VLLM = ["--tlt-config", str(HERE / "vllm.toml")]
 CONFIGS: dict[str, list[str]] = {

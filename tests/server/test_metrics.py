@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tlt_client import Client, SamplingParams
 
-from tlt_server.metrics import SpecCounts
+from tlt_server.api.status import SpecCounts
 
 pytestmark = pytest.mark.server("eagle3-tree")
 

@@ -5,14 +5,8 @@ from collections.abc import Iterator
 from prometheus_client import multiprocess
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from tlt_server.metrics import (
-    ACCEPT_LENGTH,
-    ACCEPTED_PER_POSITION,
-    ACCEPTED_TOKENS,
-    DRAFT_TOKENS,
-    DRAFTS,
-    SpecCounts,
-)
+from tlt_server.api.status import SpecCounts
+from tlt_server.metrics import ACCEPT_LENGTH, ACCEPTED_PER_POSITION, ACCEPTED_TOKENS, DRAFT_TOKENS, DRAFTS
 
 
 class ServerCollector(multiprocess.MultiProcessCollector):

@@ -1,9 +1,9 @@
 """What `GET /tlt/v1/status` says, from the server's settings and its metrics."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlt_client.schemas import (
     AcceptLength,
@@ -18,12 +18,44 @@ from tlt_client.schemas import (
 
 from tlt_server import __version__
 from tlt_server.engine.messages import Answer
-from tlt_server.metrics import SpecCounts
+from tlt_server.metrics import ACCEPTED_PER_POSITION, DRAFT_TOKENS, DRAFTS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # prometheus_client settles on one process or many when it is imported: not before SGLang has chosen
     from prometheus_client.core import Metric
 
 _started = time.monotonic()
+
+
+class SpecCounts(NamedTuple):
+    """What speculation has done since the server started. accepted_per_position[k] counts the verify passes whose draft
+    was accepted beyond depth k."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_per_position: tuple[int, ...]
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_per_position)
+
+    @property
+    def accept_length(self) -> float | None:
+        """Mean tokens of a verify pass, the bonus token included; None before the first pass."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @classmethod
+    def read(cls, families: "Iterable[Metric]") -> "SpecCounts":
+        """The counts among scraped metric families; zero where nothing has been counted."""
+        totals = {DRAFTS.name: 0, DRAFT_TOKENS.name: 0}
+        positions: dict[int, int] = {}
+        for family in families:
+            for sample in family.samples if family.name.startswith("tlt_spec_") else ():
+                if family.name == ACCEPTED_PER_POSITION.name:
+                    positions[int(sample.labels["position"])] = int(sample.value)
+                elif family.name in totals and sample.name.endswith("_total"):
+                    totals[family.name] = int(sample.value)
+        per_position = tuple(positions.get(k, 0) for k in range(max(positions, default=-1) + 1))
+        return cls(totals[DRAFTS.name], totals[DRAFT_TOKENS.name], per_position)
 
 
 def describe(

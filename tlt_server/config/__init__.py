@@ -173,6 +173,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph_memory_gb: 10⁹ bytes of each GPU that CUDA graphs of decode steps may take; arms, or their larger batches, are
         left out where they do not fit. None: any.
     speculation: False serves without a drafter whatever `drafter` says.
+    draft_vocab: tokens that an EAGLE drafter proposes of, the most frequent ones here, where it reads the target's
+        head and one GPU holds it; 0: all. None: 32,768 on a GPU, of a vocabulary at least twice as large.
     history_tokens: of responses that each rank remembers, where an arm is of history; of memory, 48 bytes each.
     prefill_delay_steps: decode steps that a request may wait at most for others to be prefilled with; 0: none.
     publication_silence_s: seconds without a call, after which a run of calls that carry weights has ended, where its
@@ -197,6 +199,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph_sharing: GraphSharing = GraphSharing.POOL
     graph_memory_gb: float | None = None
     speculation: bool = True
+    draft_vocab: Annotated[int, msgspec.Meta(ge=0)] | None = None
     history_tokens: Annotated[int, msgspec.Meta(ge=1024, le=2**31)] = 2**24
     prefill_delay_steps: Annotated[int, msgspec.Meta(ge=0)] = 32
     publication_silence_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0

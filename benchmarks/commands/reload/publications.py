@@ -30,10 +30,10 @@ from benchmarks.lib.reload.trainer import Trainer
 from benchmarks.lib.reload.weights import Tensors, changed, noisy, tensors_of
 from benchmarks.lib.servers import Answer, Request
 from benchmarks.lib.sides import Side, SideServer, Site, awake, on_ranks, side_by_side
+from tlt_server.api.status import SpecCounts
 from tlt_server.config import Arm
 from tlt_server.demo.lossless import Tokens
 from tlt_server.launch import has_gpu
-from tlt_server.metrics import SpecCounts
 from tlt_server.results import Figures
 
 MEASURES = ("tlt_server/engine/weights", "tlt_server/api")

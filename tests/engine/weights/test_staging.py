@@ -61,6 +61,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrafterWeights:
         draft_runner=runner,
         target_worker=SimpleNamespace(model_runner=target_runner),
         hot_token_id=None,
+        vocabulary=None,
         noise=SimpleNamespace(forget=lambda: None),
     )
     return DrafterWeights(worker)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tlt_server.engine.decode.history import tokens_of
 from tlt_server.engine.weights.state import Stamp
 from tlt_server.metrics import count_history, drafted_of
 
@@ -49,6 +50,8 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     live = [(req, count) for req, count in sampled if not (req.finished() or req.is_retracted)]
     if state.history is not None:
         state.history.credited(live, result)
+    if decode and state.vocabulary is not None:
+        state.vocabulary.sampled(*tokens_of(result, len(batch.reqs)))
     if scheduler.ps.attn_tp_rank == 0:  # the one that speaks to clients
         for req, count in live:
             _credit(req, count, stamp)

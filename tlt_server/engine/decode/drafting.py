@@ -9,8 +9,10 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
+from tlt_server.config import ServerConfig
 from tlt_server.engine.decode.history import Histories
 from tlt_server.engine.sampling.drafts import DraftNoise
+from tlt_server.engine.weights.vocabulary import DraftVocabulary, draft_vocabulary
 
 
 class Drafting(EagleDraftWorker):
@@ -26,16 +28,24 @@ class Drafting(EagleDraftWorker):
     noise: of the batch; from `add_noise` on.
     of_history: whether the active arm's drafts come out of `history`, and no pass is run for them.
     drafts: whether there is a drafter.
+    vocabulary: the part of the target's that it proposes of; None: all, or what the drafter came with.
     """
 
     widest = 1
     drafts = True
     of_history = False
     history: Histories | None = None
+    vocabulary: DraftVocabulary | None = None
     noise: DraftNoise
     topk: int
     speculative_num_steps: int
     speculative_num_draft_tokens: int
+
+    def init_lm_head(self) -> None:
+        super().init_lm_head()
+        self.vocabulary = draft_vocabulary(self, ServerConfig.from_environment().draft_vocab)
+        if self.vocabulary is not None:
+            self.hot_token_id = self.vocabulary.tokens
 
     def add_noise(self) -> None:
         """Once pools are there, and before anything is captured."""

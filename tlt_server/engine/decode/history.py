@@ -34,12 +34,17 @@ class Step:
         self.heard = which
 
     def tokens(self) -> tuple[Ints, Ints]:
-        """What a result gave each request: rows, and how many of each count. A prefill a token, a decode step what it
-        accepted. Under overlap they were copied to the CPU."""
-        rows: Ints = self.result.next_token_ids.cpu().numpy().reshape(len(self.batch.reqs), -1)
-        rows = rows.astype(np.int32, copy=False)
-        accepted = self.result.accept_lens
-        return rows, np.ones(len(rows), np.int32) if accepted is None else accepted.cpu().numpy()
+        """Of each request."""
+        return tokens_of(self.result, len(self.batch.reqs))
+
+
+def tokens_of(result: Any, requests: int) -> tuple[Ints, Ints]:
+    """What a result gave each of so many requests: rows, and how many of each count. A prefill a token, a decode step
+    what it accepted. Under overlap they were copied to the CPU."""
+    rows: Ints = result.next_token_ids.cpu().numpy().reshape(requests, -1)
+    rows = rows.astype(np.int32, copy=False)
+    accepted = result.accept_lens
+    return rows, np.ones(len(rows), np.int32) if accepted is None else accepted.cpu().numpy()
 
 
 class Histories:

@@ -25,6 +25,7 @@ class NoDrafter(EagleDraftWorkerBase):
     drafts = False
     of_history = False
     history: Histories | None = None
+    vocabulary = None
     hot_token_id = draft_attn_backend = draft_extend_attn_backend = None
     cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
     widest = 1

@@ -141,6 +141,8 @@ class EagleWorker(EAGLEWorkerV2):
         grammar_barrier: Callable[..., None] | None = None,
     ) -> GenerationBatchResult:
         settle_greed(batch)
+        if (vocabulary := self._draft_worker.vocabulary) is not None:
+            vocabulary.follow()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
@@ -196,6 +198,8 @@ class EagleWorker(EAGLEWorkerV2):
         remembers = self.history is not None and not batch.forward_mode.is_idle()
         if self.history is not None and remembers:
             self.history.begin(batch.reqs)
+        if (vocabulary := self._draft_worker.vocabulary) is not None:
+            vocabulary.prompted(batch)
         chunks = self.tap.chunks(batch) if self.tap and not batch.forward_mode.is_idle() else None
         self._penalties.begin(batch)
         prepare_last(batch, self._penalties)

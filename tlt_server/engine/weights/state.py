@@ -25,9 +25,10 @@ from tlt_server.engine.sampling.undrafted import Undrafted
 from tlt_server.engine.weights.drafter import Drafter
 from tlt_server.engine.weights.head import head_of
 from tlt_server.engine.weights.publications import Gaps, Publications, Published
+from tlt_server.engine.weights.vocabulary import DraftVocabulary
 from tlt_server.engine.weights.watchdog import Watchdog
 from tlt_server.errors import listed
-from tlt_server.metrics import show_event, show_staleness, show_watch
+from tlt_server.metrics import DRAFT_VOCAB, count_each, show_event, show_staleness, show_watch
 from tlt_server.wire.devices import identity
 
 
@@ -60,6 +61,7 @@ class EngineState:
     trainer: DrafterTrainer | None = None
     step_log: StepLog | None = None
     history: Histories | None = None
+    vocabulary: DraftVocabulary | None = None
     show_history: bool = False
     target_era: int = 0
     _settled: int = 0
@@ -113,6 +115,8 @@ class EngineState:
         self._settled += 1
         if self._settled % SHOWN_EVERY == 0 and self.events.told is not None:
             self.show_watch()
+            if self.vocabulary is not None:
+                count_each(DRAFT_VOCAB, self.vocabulary.untold())
 
     def show(self, event: Event) -> None:
         """Shows an event in the metrics, and how many publications the drafter is behind since."""
@@ -155,9 +159,12 @@ def state_of(scheduler: Any, gaps: Gaps) -> EngineState:
     devices = gathered(group, identity(torch.device(scheduler.device, scheduler.ps.gpu_id)))
     history = None if worker is None else worker.history
     parts = publications, events, drafter, speculation, sharing, devices
-    state = EngineState(*parts, step_log=step_log, history=history)
+    vocabulary = None if worker is None else worker.draft_worker.vocabulary
+    state = EngineState(*parts, step_log=step_log, history=history, vocabulary=vocabulary)
     if history is not None:
         history.version = lambda: state.target_era
+    if vocabulary is not None:
+        vocabulary.version = lambda: state.target_era
     if scheduler.ps.tp_rank == 0:
         events.told = state.show
         state.show_watch()

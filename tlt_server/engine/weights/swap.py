@@ -61,16 +61,17 @@ class DrafterWeights:
         self._target_vocab = int(of.model_config.vocab_size)
         self._quantized = runner.model_config.quantization is not None
         self._schema = start_schema(runner)
-        of_target = (name for name, parameter in runner.model.named_parameters() if id(parameter) in shared)
-        self._left_out = {name.removeprefix("model.") for name in of_target}
+        self._left_out = {name.removeprefix("model.") for name, p in runner.model.named_parameters() if id(p) in shared}
         if path == of.model_config.model_path:
             self._leave_out_target()
-        specs = (self._schema or {}).values()
-        others = sum(parameter.numel() for parameter in runner.model.parameters() if id(parameter) in shared)
-        others += self._target_vocab  # t2d has a byte for each token
-        # what a file of these tensors may have at most: all of it in float64
-        self._most = 8 * (sum(math.prod(spec.shape) for spec in specs) + others) + MOST_HEADER
         self._draft_worker, self._hot = draft_worker, draft_worker.hot_token_id
+        others = sum(parameter.numel() for parameter in runner.model.parameters() if id(parameter) in shared)
+        if (part := draft_worker.vocabulary) is not None:  # of the target's head, and no parameter
+            self._hot = None
+            self._left_out.add("lm_head.weight")
+            others += part.head.numel()
+        specs = (self._schema or {}).values()
+        self._most = _largest(specs, others + self._target_vocab)  # t2d has a byte for each token
         # released with the weights, and comes back with them, as it was (memory.py)
         with runner.memory_saver_adapter.region(GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=True):
             # A tensor without memory takes whatever is loaded into it, so no loader can reach what is shared.
@@ -85,10 +86,9 @@ class DrafterWeights:
             self._staged += [other.clone() for other in others]
             self._previous = [torch.empty_like(live) for live in self._live]
         device = self._live[0].device
-        self._upload = Upload(device)
+        self._upload, self._at_hand = Upload(device), threading.Lock()
         expected = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) + (1 << 20)
         self._buffer = Buffer(expected, pinned=device.type == "cuda")
-        self._at_hand = threading.Lock()
 
     def _leave_out_target(self) -> None:
         """An MTP head's checkpoint is the target's: what is not the head's is none of ours."""
@@ -218,6 +218,11 @@ class DrafterWeights:
         for live in self._live:
             if live.is_floating_point():
                 live.uniform_()
+
+
+def _largest(specs: Iterable[Spec], others: int) -> int:
+    """Bytes that a file of such tensors may have at most, and of so many other numbers: all of it in float64."""
+    return 8 * (sum(math.prod(spec.shape) for spec in specs) + others) + MOST_HEADER
 
 
 def _persistent_buffers(model: Any) -> list[torch.Tensor]:

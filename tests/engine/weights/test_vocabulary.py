@@ -1,0 +1,85 @@
+"""The part of the target's vocabulary that a drafter proposes of: its most frequent tokens, by the active target."""
+
+from array import array
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.engine.weights.vocabulary import EVERY, DraftVocabulary
+
+WHOLE, SIZE = 40, 8
+
+
+def made(size: int = SIZE) -> DraftVocabulary:
+    return DraftVocabulary(torch.nn.Parameter(torch.randn(WHOLE + 4, 3), requires_grad=False), WHOLE, size)
+
+
+def said(vocabulary: DraftVocabulary, tokens: list[int]) -> None:
+    """By one request, one a step."""
+    vocabulary.sampled(np.array([tokens], np.int32), np.array([len(tokens)], np.int32))
+
+
+def followed(vocabulary: DraftVocabulary) -> list[int]:
+    """Its tokens, after as many steps as a choice takes."""
+    for _ in range(EVERY):
+        vocabulary.follow()
+    tokens: list[int] = vocabulary.tokens.tolist()
+    assert torch.equal(vocabulary.rows, vocabulary.head[vocabulary.tokens])
+    return tokens
+
+
+def test_it_begins_with_the_first_tokens() -> None:
+    assert followed(made()) == list(range(SIZE))
+
+
+@given(st.lists(st.lists(st.integers(0, WHOLE - 1), min_size=1, max_size=60), max_size=6), st.integers(1, WHOLE - 1))
+def test_no_token_beyond_was_more_frequent_and_who_stays_stays_in_its_place(texts: list[list[int]], size: int) -> None:
+    vocabulary, counts = made(size), np.zeros(WHOLE, int)
+    before, had, missed = list(range(size)), set(range(size)), 0
+    for text in texts:
+        said(vocabulary, text)
+        np.add.at(counts, text, 1)
+        missed += sum(token not in had for token in text)
+        tokens = followed(vocabulary)
+        had = set(tokens)
+        assert len(had) == size
+        beyond = [counts[token] for token in range(WHOLE) if token not in had]
+        assert min(counts[tokens]) >= max(beyond)
+        assert all(new == old or old not in had for new, old in zip(tokens, before, strict=True))
+        before = tokens
+    seen = sum(map(len, texts))
+    assert (vocabulary.counts["seen"], vocabulary.counts["missed"]) == (seen, missed)
+    assert vocabulary.untold().total() == seen + missed
+    assert not vocabulary.untold()
+
+
+def test_of_a_step_only_what_counts() -> None:
+    vocabulary = made()
+    vocabulary.sampled(np.array([[30, 31, 32], [33, 34, 35]], np.int32), np.array([2, 1], np.int32))
+    assert {30, 31, 33} < set(followed(vocabulary))
+    assert vocabulary.counts["seen"] == 3
+
+
+def test_a_prompt_counts_as_far_as_it_is_read_and_an_image_in_it_does_not() -> None:
+    vocabulary = made()
+    req = SimpleNamespace(full_untruncated_fill_ids=array("q", [20, 21, 22, 23, 1 << 40, -5]))
+    for start, count in ((1, 2), (3, 3)):
+        vocabulary.prompted(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[count]))
+    assert {21, 22, 23} < set(tokens := followed(vocabulary))
+    assert 20 not in tokens
+    assert vocabulary.counts["seen"] == 3
+
+
+def test_rows_are_those_of_the_target_that_is_active() -> None:
+    vocabulary, version = made(), 0
+    vocabulary.version = lambda: version
+    before = vocabulary.rows.clone()
+    vocabulary.head.mul_(2)
+    vocabulary.follow()
+    assert torch.equal(vocabulary.rows, before)
+    version = 1
+    vocabulary.follow()
+    assert torch.equal(vocabulary.rows, 2 * before)
