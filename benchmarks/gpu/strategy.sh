@@ -49,7 +49,7 @@ for stage in "$@"; do
     costs) measure profile.h200 profile "${long[@]}" "${peer[@]}" --arm 3,1,4 --batches 1 32 128 --traces "$out/traces" ;;
     costs_long) measure profile_long profile "${long[@]}" --arm 3,1,4 --batches 1 4 --context 31000 --traces "$out/traces_long" ;;
     shapes_*) measure "$stage" shapes --shapes "${stage#shapes_}" --models "${MODELS:-/tmp/models/7b}-fp8" ;;
-    history) measure history.h200 history --drain "${long[@]}" ;;
+    history) measure history.h200 history --drain "${long[@]}" --rounds "${ROUNDS:-3}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;
