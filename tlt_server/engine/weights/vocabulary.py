@@ -6,6 +6,7 @@ changes no output. Which ones follows from what prompts and responses here hold;
 target is published.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
@@ -16,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from tlt_server.history.index import Ints
+
+logger = logging.getLogger(__name__)
 
 SIZE = 32_768
 """Tokens, if nothing is asked for: of text of many kinds they leave out one of a hundred."""
@@ -125,6 +128,7 @@ def draft_vocabulary(draft_worker: Any, size: int | None) -> DraftVocabulary | N
     own.weight = found.rows
     # override: upstream gives the drafter the whole head, or a part of it for good
     model.lm_head = own
+    logger.info("the drafter proposes of %d of %d tokens", size, known)
     return found
 
 
