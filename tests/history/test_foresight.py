@@ -7,7 +7,7 @@ import pytest
 
 from tlt_server.history.compiled import make_index
 from tlt_server.history.foresight import EVERY, Foresight
-from tlt_server.history.index import PAGE, Drafts, History, Numbers, tail_of
+from tlt_server.history.index import PAGE, Drafts, History, Judged, Numbers, tail_of
 
 MOST = 4
 TEXT = np.arange(1000, 1400, dtype=np.int32)
@@ -23,7 +23,7 @@ class Counting:
         self.looked.append(len(responses))
         return self.index.look(responses, most, deepest, rates)
 
-    def judged(self) -> np.ndarray:
+    def judged(self) -> Judged:
         return self.index.judged()
 
 

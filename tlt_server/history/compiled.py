@@ -21,12 +21,14 @@ from tlt_server.history.index import (
     CLASSES,
     DEEPEST,
     LEAST,
+    LOOKS,
     PAGE,
     TAIL,
     VOTES,
     Drafts,
     History,
     Ints,
+    Judged,
     Numbers,
     no_drafts,
 )
@@ -44,7 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "index_unknown": (c_int, [c_void_p, c_void_p, c_int]),
     "index_stamp": (None, [c_void_p, c_void_p, c_int, c_uint32]),
     "index_add": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
-    "index_judged": (None, [c_void_p, c_void_p, c_void_p]),
+    "index_judged": (None, [c_void_p] * 4),
     "index_draft": (None, [c_void_p, c_void_p, *[c_int] * 4, c_float, *[c_void_p] * (2 + len(Drafts._fields))]),
 }
 
@@ -133,10 +135,10 @@ class CompiledIndex:
         self._c.index_draft(self._index, place, count, most, deepest, VOTES, LEAST, rates, found, *places)
         return drafts
 
-    def judged(self) -> NDArray[np.int64]:
-        found = np.empty((2, *CLASSES), np.uint32)
-        self._c.index_judged(self._index, found[0].ctypes.data, found[1].ctypes.data)
-        return found.astype(np.int64)
+    def judged(self) -> Judged:
+        found, looks = np.empty((2, *CLASSES), np.uint32), np.empty(LOOKS)
+        self._c.index_judged(self._index, found[0].ctypes.data, found[1].ctypes.data, looks.ctypes.data)
+        return Judged(found.astype(np.int64), looks)
 
     @property
     def tokens(self) -> int:

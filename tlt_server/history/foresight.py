@@ -66,16 +66,17 @@ class Foresight:
         self._at, self._steps, self._changed = (before + steps) % EVERY, 0, False
         if steps and self._at <= before:
             anew = True
-            if (judged := index.judged()).any():
+            if (judged := index.judged()).looks[0] or judged.tokens.any():
                 self.calibration.learn(judged)
         wanted = self._wanted(before, steps)
         if len(wanted):
             self._expected[wanted] = index.look(wanted, 0, self._deepest, self.calibration.rates)[1]
         if not anew:
             return None
-        if not self._of:
+        if not len(self._reading):
             return [1.0] * self._deepest
-        means: list[float] = (1 + self._expected[self._reading].sum(axis=0).cumsum() / self._of).tolist()
+        promised = self._expected[self._reading].mean(axis=0).cumsum()
+        means: list[float] = (1 + self.calibration.corrected(promised) * len(self._reading) / self._of).tolist()
         return means
 
     def _wanted(self, before: int, steps: int) -> NDArray[np.uint32]:

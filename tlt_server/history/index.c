@@ -22,6 +22,8 @@ enum { VISITED = 512 };
 enum { VOTES = 64, DEEPEST = 64 };  // at most
 enum { SHARES = 5 };
 static const double SHARE[SHARES - 1] = {0.4, 0.6, 0.8, 0.99};
+// Of lookups: how many, what was hoped for, what came; the hope's square, and its product with what came.
+enum { LOOKS = 5 };
 // Of tokens, or requests, that are gone through together: what one reads is on its way while others are seen to.
 enum { TOGETHER = 32 };
 
@@ -42,9 +44,11 @@ typedef struct {
     uint32_t page, made, version, begun;  // made 0: it has no page yet
     int32_t tail[TAIL];
     uint64_t sums[LENGTHS];  // of the tail
-    // What was looked up last: the next token to come, of how many; and the class of each.
+    // What is judged: a lookup's tokens, of which the first ones came, and how many the lookup before it hoped for, below
+    // 0 where there was none; and what the newest hopes for.
     int32_t right, looked, expected[DEEPEST];
     uint8_t classes[DEEPEST];
+    double hoped, newest;
 } Response;
 
 typedef struct {
@@ -55,6 +59,7 @@ typedef struct {
     uint64_t power[LENGTHS];
     int64_t tokens;
     uint32_t tried[LENGTHS * SHARES], came[LENGTHS * SHARES];
+    double looks[LOOKS];  // that were judged
 } Index;
 
 void index_free(Index *x) {
@@ -149,7 +154,7 @@ int index_begin(Index *x, uint32_t slot, uint64_t prompt, uint32_t version, cons
         x->most = most;
     }
     Response *r = x->responses + slot;
-    *r = (Response){.prompt = prompt, .version = version, .begun = 1};
+    *r = (Response){.prompt = prompt, .version = version, .begun = 1, .newest = -1};
     memcpy(r->tail, tail, sizeof r->tail);
     sum_up(r->tail + TAIL, r->sums);
     return 0;
@@ -203,12 +208,20 @@ typedef struct {
     uint32_t *heads[LENGTHS];
 } Coming;
 
+static void note(Index *x, double hoped, double came) {
+    if (hoped < 0) return;
+    double looks[LOOKS] = {1, hoped, came, hoped * hoped, hoped * came};
+    for (int i = 0; i < LOOKS; i++) x->looks[i] += looks[i];
+}
+
 static void judge(Index *x, Response *r, int32_t token) {
     if (r->right == r->looked) return;
     int class = r->classes[r->right], came = r->expected[r->right] == token;
     x->tried[class]++;
     x->came[class] += came;
-    r->right = came ? r->right + 1 : r->looked;
+    if (came && ++r->right < r->looked) return;
+    note(x, r->hoped, r->right);
+    r->right = r->looked;
 }
 
 static void come(Index *x, Coming *c, Response *r, int32_t token) {
@@ -376,17 +389,26 @@ static int class_of(int matched, float share) {
     return m * SHARES + s;
 }
 
-// What comes is judged by what was found; found[k]: the chance of its first k + 1 tokens, by rates of their classes.
-static void expect(Response *r, const Search *s, int looked, const int32_t *tokens, const float *shares,
+// found[k]: the chance of the first k + 1 tokens that were found, by rates of their classes. What comes is judged by
+// them, but while it is by those of an earlier lookup: were these left, of the good ones fewer would be judged. What came
+// is held against what was hoped for one lookup ago: a step is chosen some steps before it runs.
+static void expect(Index *x, Response *r, const Search *s, int looked, const int32_t *tokens, const float *shares,
                    const double *rates, double *found) {
-    double chance = 1;
+    double chance = 1, hoped = 0;
+    uint8_t classes[DEEPEST];
+    for (int k = 0; k < looked; k++) {
+        classes[k] = class_of(LENGTH[s->l] + k, shares[k]);
+        hoped += found[k] = chance *= rates[classes[k]];
+    }
+    double before = r->newest;
+    r->newest = hoped;
+    if (!looked) note(x, before, 0);
+    if (!looked || r->right < r->looked) return;
     r->right = 0;
     r->looked = looked;
-    for (int k = 0; k < looked; k++) {
-        r->expected[k] = tokens[k];
-        r->classes[k] = class_of(LENGTH[s->l] + k, shares[k]);
-        found[k] = chance *= rates[r->classes[k]];
-    }
+    r->hoped = before;
+    memcpy(r->expected, tokens, looked * sizeof *tokens);
+    memcpy(r->classes, classes, looked);
 }
 
 // Of what is found, `deepest` tokens at most, the first `most` are drafts. found: of `deepest` each, as `expect` gives
@@ -403,7 +425,7 @@ void index_draft(Index *x, const uint32_t *slots, int n, int most, int deepest, 
         matched[i] = s->some ? LENGTH[s->l] : 0;
         versions[i] = s->some ? x->pages[(s->found[0] - 1) / PAGE].version : 0;
         int looked = vote(x, s, deepest, least, said, shares);
-        if (rates) expect(x->responses + slots[i], s, looked, said, shares, rates, found);
+        if (rates) expect(x, x->responses + slots[i], s, looked, said, shares, rates, found);
         lengths[i] = looked < most ? looked : most;
         for (int k = 0; k < lengths[i]; k++) {
             tokens[k] = said[k];
@@ -412,8 +434,10 @@ void index_draft(Index *x, const uint32_t *slots, int n, int most, int deepest, 
     }
 }
 
-// How many tokens of each class were to come, and came, since the last time.
-void index_judged(Index *x, uint32_t *tried, uint32_t *came) {
+// How many tokens of each class were to come, and came, since the last time; and of lookups.
+void index_judged(Index *x, uint32_t *tried, uint32_t *came, double *looks) {
+    memcpy(looks, x->looks, sizeof x->looks);
+    memset(x->looks, 0, sizeof x->looks);
     memcpy(tried, x->tried, sizeof x->tried);
     memcpy(came, x->came, sizeof x->came);
     memset(x->tried, 0, sizeof x->tried);

@@ -27,6 +27,7 @@ MATCHED = tuple(sorted(LENGTHS))
 SHARES = (0.4, 0.6, 0.8, 0.99)
 """Of the votes that are left, likewise."""
 CLASSES = len(MATCHED), len(SHARES) + 1
+LOOKS = 5
 NOTHING = -1
 """Stands before the first token of a prompt that has fewer than `TAIL`."""
 
@@ -48,6 +49,19 @@ class Drafts(NamedTuple):
     lengths: Ints
     matched: Ints
     versions: NDArray[np.uint32]
+
+
+class Judged(NamedTuple):
+    """What came after lookups.
+
+    tokens: of those that were looked for and had their turn, those before them having come: how many there were, and
+        how many came, by class. [2, CLASSES] int64.
+    looks: that are over, for a token was another one or all came, and had one before: how many, the sum of the tokens
+        that the one before expected, of those that came, of the former's square, and of their product. [LOOKS] float64.
+    """
+
+    tokens: NDArray[np.int64]
+    looks: NDArray[np.float64]
 
 
 class History(Protocol):
@@ -79,12 +93,11 @@ class History(Protocol):
         self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]
     ) -> tuple[Drafts, NDArray[np.float64]]:
         """As `draft`; and how likely it is that its first token comes, its first two, and so on, were it of up to
-        `deepest` tokens: [responses, deepest], 0 beyond what was found. What comes of that next is judged. rates: of
-        each class, [CLASSES]; deepest: from `most` to `DEEPEST`."""
+        `deepest` tokens: [responses, deepest], 0 beyond what was found. What comes next is judged by that, unless it
+        is by an earlier look. rates: of each class, [CLASSES]; deepest: from `most` to `DEEPEST`."""
 
-    def judged(self) -> NDArray[np.int64]:
-        """Of the tokens that were looked for and had their turn since the last time, those before them having come: how
-        many there were, and how many came, by class. [2, CLASSES]."""
+    def judged(self) -> Judged:
+        """Since the last time."""
 
     @property
     def tokens(self) -> int:

@@ -13,12 +13,14 @@ from tlt_server.history.index import (
     DEEPEST,
     LEAST,
     LENGTHS,
+    LOOKS,
     MATCHED,
     PAGE,
     SHARES,
     VOTES,
     Drafts,
     Ints,
+    Judged,
     Numbers,
     no_drafts,
 )
@@ -44,13 +46,17 @@ class Page:
 
 @dataclass(eq=False)
 class Response:
-    """looked: what was looked up last and did not come yet, with the class of each token."""
+    """looked: of what is judged, what did not come yet, with the class of each token; right: how many came; hoped: how
+    many the look before hoped for, newest: and the newest; below 0 there was none."""
 
     prompt: int
     version: int
     tail: list[int]
     page: Page | None = None
     looked: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
+    right: int = 0
+    hoped: float = -1.0
+    newest: float = -1.0
 
 
 Place = tuple[Page, int]
@@ -65,7 +71,7 @@ class PlainIndex:
     _pages: deque[Page] = field(default_factory=deque)
     _places: dict[Context, deque[Place]] = field(default_factory=lambda: defaultdict(deque))
     _responses: dict[int, Response] = field(default_factory=dict)
-    _judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, *CLASSES), np.int64))
+    _judged: Judged = field(default_factory=lambda: Judged(np.zeros((2, *CLASSES), np.int64), np.zeros(LOOKS)))
 
     def clear(self) -> None:
         while self._pages:
@@ -124,8 +130,16 @@ class PlainIndex:
     def _judge(self, response: Response, token: int) -> None:
         if response.looked:
             (expected, its_class), *rest = response.looked
-            self._judged[(slice(None), *its_class)] += (1, token == expected)
+            self._judged.tokens[(slice(None), *its_class)] += (1, token == expected)
+            response.right += token == expected
             response.looked = rest if token == expected else []
+            if not response.looked:
+                self._note(response.hoped, response.right)
+
+    def _note(self, hoped: float, came: int) -> None:
+        """A look is over."""
+        if hoped >= 0:
+            self._judged.looks[:] += (1, hoped, came, hoped * hoped, hoped * came)
 
     def look(
         self, responses: Numbers, most: int, deepest: int, rates: NDArray[np.float64]
@@ -134,16 +148,24 @@ class PlainIndex:
         for row, number in enumerate(responses):
             response = self._responses[int(number)]
             matched, live = self._matching(response)
-            response.looked, chance = [], 1.0
+            looked, chance, hoped = [], 1.0, 0.0
             for column, (token, share) in enumerate(_votes(live, deepest)):
                 its_class = class_of(matched + column, float(share))
-                response.looked.append((token, its_class))
+                looked.append((token, its_class))
                 chance *= float(rates[its_class])
                 found[row, column] = chance
+                hoped += chance
+            before, response.newest = response.newest, hoped
+            if not looked:
+                self._note(before, 0)
+            elif not response.looked:
+                response.looked, response.right, response.hoped = looked, 0, before
         return self.draft(responses, most), found
 
-    def judged(self) -> NDArray[np.int64]:
-        found, self._judged = self._judged, np.zeros_like(self._judged)
+    def judged(self) -> Judged:
+        tokens, looks = self._judged
+        found = Judged(tokens.copy(), looks.copy())
+        tokens[:] = looks[:] = 0
         return found
 
     def draft(self, responses: Numbers, most: int) -> Drafts:
