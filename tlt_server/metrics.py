@@ -104,7 +104,7 @@ FEATURES_DROPPED = Named(
 DRAFT_VOCAB = tuple(
     Named(f"tlt_draft_vocab_{name}", f"{said}, where a drafter proposes of a part of the target's vocabulary")
     for name, said in (
-        ("seen", "Tokens of prompts and responses"),
+        ("seen", "Tokens that steps gave"),
         ("missed", "Tokens that it could not have proposed"),
     )
 )

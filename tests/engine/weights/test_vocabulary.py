@@ -63,14 +63,27 @@ def test_of_a_step_only_what_counts() -> None:
     assert vocabulary.counts["seen"] == 3
 
 
+def read(vocabulary: DraftVocabulary, tokens: list[int], start: int, count: int) -> None:
+    req = SimpleNamespace(full_untruncated_fill_ids=array("q", tokens))
+    vocabulary.prompted(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[count]))
+
+
 def test_a_prompt_counts_as_far_as_it_is_read_and_an_image_in_it_does_not() -> None:
-    vocabulary = made()
-    req = SimpleNamespace(full_untruncated_fill_ids=array("q", [20, 21, 22, 23, 1 << 40, -5]))
-    for start, count in ((1, 2), (3, 3)):
-        vocabulary.prompted(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[count]))
+    vocabulary, prompt = made(), [20, 21, 22, 23, 1 << 40, -5]
+    read(vocabulary, prompt, 1, 2)
+    read(vocabulary, prompt, 3, 3)
     assert {21, 22, 23} < set(tokens := followed(vocabulary))
     assert 20 not in tokens
-    assert vocabulary.counts["seen"] == 3
+    assert not vocabulary.counts.total()
+
+
+def test_no_prompt_drives_out_what_is_sampled() -> None:
+    """However long it is: each of its tokens counts once."""
+    vocabulary = made()
+    for _ in range(2):
+        said(vocabulary, list(range(20, 20 + SIZE)))
+    read(vocabulary, [30, 31] * 10_000, 0, 20_000)
+    assert set(followed(vocabulary)) == set(range(20, 20 + SIZE))
 
 
 def test_rows_are_those_of_the_target_that_is_active() -> None:

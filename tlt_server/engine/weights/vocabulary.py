@@ -2,7 +2,7 @@
 
 A draft pass of one layer reads a head of 150,000 tokens for most of its time, and a policy says few of them. So it has
 a copy of the rows of some, as FR-Spec (arXiv 2502.14856) has, of which it proposes; a token beyond costs a draft, and
-changes no output. Which ones follows from what prompts and responses here hold; and the copies are made again when the
+changes no output. Which ones follows from what responses and prompts here hold; the copies are made again when the
 target is published.
 """
 
@@ -16,12 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tlt_server.history.index import Ints
-
 logger = logging.getLogger(__name__)
 
 SIZE = 32_768
-"""Tokens, if nothing is asked for: of text of many kinds they leave out one of a hundred."""
+"""Tokens, if nothing is asked for: as many as FR-Spec keeps."""
 EVERY = 16
 """Steps from one choice to the next: it takes the CPU half a millisecond."""
 
@@ -33,7 +31,7 @@ class DraftVocabulary:
     tokens: the target's token of each of the drafter's, [size] int64. rows: theirs of the head, [size, hidden]. Both
         stay where they are: CUDA graphs have captured them.
     version: of the target that is active.
-    counts: tokens that were seen since the start, and of them those that were missed: it did not have them.
+    counts: tokens that steps gave since the start: all that were seen, and those that were missed, which it had not.
     """
 
     def __init__(self, head: torch.Tensor, vocabulary: int, size: int) -> None:
@@ -43,25 +41,26 @@ class DraftVocabulary:
         self._frequency = np.zeros(vocabulary, np.int64)
         self._members = np.arange(size)  # of a vocabulary of merges, the first are the most frequent
         self._has = np.arange(vocabulary) < size
-        self._steps, self._chosen_at = 0, 0
+        self._steps, self._stale = 0, False  # stale: a token was counted that it has not
         self.tokens = torch.arange(size, device=head.device)
         self.rows = head.detach()[:size].clone()
 
     def prompted(self, batch: Any) -> None:
-        """Counts what upstream's `ScheduleBatch` of a prefill is about to read."""
+        """Counts what upstream's `ScheduleBatch` of a prefill is about to read, each token once: a prompt is as long as
+        its client likes, and is not drafted."""
         for req, start, count in zip(batch.reqs, batch.prefix_lens or (), batch.extend_lens or (), strict=True):
-            self._count(req.full_untruncated_fill_ids[start : start + count])
+            read = np.asarray(req.full_untruncated_fill_ids[start : start + count], np.int64)
+            read = read[(read >= 0) & (read < len(self._frequency))]  # of an image a prompt has other numbers
+            self._frequency[read] += 1
+            self._stale |= not self._has[read].all()
 
-    def sampled(self, rows: Ints, counts: Ints) -> None:
-        """Counts what a step gave: the first ones of each row, [requests, nodes] int32, as counts says, [requests]."""
-        self._count(rows[np.arange(rows.shape[1]) < counts[:, None]])
-
-    def _count(self, tokens: Any) -> None:
-        said = np.asarray(tokens, np.int64)
-        said = said[(said >= 0) & (said < len(self._frequency))]  # of an image a prompt has other numbers
+    def sampled(self, rows: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
+        """Counts what a step gave: the first ones of each row, [requests, nodes], as counts says, [requests]."""
+        said = rows[np.arange(rows.shape[1]) < counts[:, None]]
         np.add.at(self._frequency, said, 1)
-        self.counts["seen"] += len(said)
-        self.counts["missed"] += len(said) - int(np.count_nonzero(self._has[said]))
+        missed = len(said) - int(np.count_nonzero(self._has[said]))
+        self._stale |= missed > 0
+        self.counts.update(seen=len(said), missed=missed)
 
     def untold(self) -> Counter[str]:
         """What was counted since the last time."""
@@ -76,14 +75,14 @@ class DraftVocabulary:
         if (version := self.version()) != self._copied:
             self._copied = version
             torch.index_select(self.head.detach(), 0, self.tokens, out=self.rows)
-        if self._steps % EVERY == 0 and (missed := self.counts["missed"]) > self._chosen_at:
-            self._chosen_at = missed
+        if self._stale and self._steps % EVERY == 0:
+            self._stale = False
             self._exchange()
 
     def _exchange(self) -> None:
         """Lets those in that were counted more often than others that are there; these keep their places."""
         frequency = self._frequency
-        new = np.flatnonzero((frequency > 0) & ~self._has)  # there are some: they were missed
+        new = np.flatnonzero((frequency > 0) & ~self._has)
         new = new[np.argsort(-frequency[new], kind="stable")][: len(self._members)]
         there = frequency[self._members]
         old = np.argpartition(there, len(new) - 1)[: len(new)]
