@@ -149,13 +149,14 @@ def test_memory_that_is_not_there_is_not_written(connect: Connect, monkeypatch: 
 def ranks(server: StandIn, *sizes: int) -> Iterator[list["Future[list[list[int]]]"]]:
     """Two, which join when the server is asked to, and what they receive: buckets of these sizes."""
     received: list[Future[list[list[int]]]] = []
+    there: list[ProcessGroupGloo] = []  # until the end, as a server's are: one that goes is missed by who still joins
 
     def receive(asked: Json, rank: int) -> list[list[int]]:
         name, limit = asked["group_name"], timedelta(seconds=20)
         store = TCPStore(asked["master_address"], asked["master_port"], 3, is_master=False, timeout=limit)
         for prefix in (name, f"{name}/", "cpu/"):  # as torch and SGLang nest them
             store = PrefixStore(prefix, store)
-        group = ProcessGroupGloo(store, rank, 3, limit)
+        there.append(group := ProcessGroupGloo(store, rank, 3, limit))
         buckets = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
         for bucket in buckets:
             group.broadcast(bucket, 0).wait()
