@@ -77,9 +77,12 @@ class Weights:
 
         ranks = yield from self._ranks()
         opening = Opening(master_address, 1 + ranks, backend, within_s)
-        yield from self._control.policy.fetch(
-            self._control.call("POST", "/init_weights_update_group", opening.asked, within_s)
-        )
+        call = self._control.call("POST", "/init_weights_update_group", opening.asked, within_s)
+        try:
+            yield from self._control.policy.fetch(call)
+        except Exception:
+            yield from work(opening.abandon)
+            raise
         return (yield from work(opening.group))
 
     def destroy_group(self, group: "WeightsUpdateGroup") -> Flow[None]:

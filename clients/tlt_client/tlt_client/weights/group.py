@@ -1,5 +1,6 @@
 """The process group in which weights are broadcast to one server's ranks, this process being rank 0."""
 
+import contextlib
 import socket
 import threading
 import uuid
@@ -102,10 +103,23 @@ class Opening:
             limit = timedelta(seconds=within_s)
             port, given = listening.getsockname()[1], listening.detach()  # torch's own would listen on all addresses
             store = TCPStore(host, port, world_size, is_master=True, timeout=limit, master_listen_fd=given)
+            if self._abandoned:
+                raise RuntimeError("the server refused")
             made = _process_group(store, world_size, backend, name, limit if backend == "gloo" else None)
             return WeightsUpdateGroup(made, name, device)
 
+        self._abandoned = False
         self._joining, self._within_s = _started(join), within_s
+
+    def abandon(self) -> None:
+        """Nobody will join: ends the wait for them, by as many that do."""
+        self._abandoned = True
+        host, port, world_size = (self.asked[name] for name in ("master_address", "master_port", "world_size"))
+        with contextlib.suppress(RuntimeError):  # some have come, and all places are taken
+            for _ in range(world_size - 1):
+                TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=LATE_S))
+        with contextlib.suppress(RuntimeError, NotDone):
+            self._joining.result(LATE_S)
 
     def group(self) -> WeightsUpdateGroup:
         """Once all ranks are there. Raises ConnectionLost: they are not in time."""
