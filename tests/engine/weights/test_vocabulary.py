@@ -77,6 +77,14 @@ def test_a_prompt_counts_as_far_as_it_is_read_and_an_image_in_it_does_not() -> N
     assert not vocabulary.counts.total()
 
 
+def test_what_a_prompt_brings_is_there_for_the_first_step() -> None:
+    vocabulary = made()
+    vocabulary.follow()
+    read(vocabulary, [30, 31], 0, 2)
+    vocabulary.follow()
+    assert {30, 31} < set(vocabulary.tokens.tolist())
+
+
 def test_no_prompt_drives_out_what_is_sampled() -> None:
     """However long it is: each of its tokens counts once."""
     vocabulary = made()

@@ -52,7 +52,8 @@ class DraftVocabulary:
             read = np.asarray(req.full_untruncated_fill_ids[start : start + count], np.int64)
             read = read[(read >= 0) & (read < len(self._frequency))]  # of an image a prompt has other numbers
             self._frequency[read] += 1
-            self._stale |= not self._has[read].all()
+            if not self._has[read].all():
+                self._stale, self._steps = True, -1  # at the next step: what is about to be sampled is much like it
 
     def sampled(self, rows: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         """Counts what a step gave: the first ones of each row, [requests, nodes], as counts says, [requests]."""
