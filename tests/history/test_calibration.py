@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tlt_server.history.calibration import FIRST, Calibration
@@ -77,6 +77,7 @@ def test_of_what_a_look_promises_beyond_the_mean_as_much_is_believed_as_came(slo
 
 
 @given(st.lists(st.tuples(st.floats(0, 15), st.integers(0, 15)), min_size=1, max_size=30), st.floats(0, 4))
+@example([(1.0, 5)], 2.0**-1022)
 def test_no_more_comes_than_is_drafted_and_no_less_than_nothing(pairs: list[tuple[float, int]], whole: float) -> None:
     calibration = Calibration()
     calibration.learn(looks(*np.array(pairs, float).T))

@@ -51,6 +51,6 @@ class Calibration:
         mean, real = hoped / looks, came / looks
         spread, together = squares / looks - mean * mean, products / looks - mean * real
         slope = min(1.0, max(0.0, (together + DOUBTED / looks) / (spread + DOUBTED / looks)))
-        of = max(0.0, real + slope * (promised[-1] - mean)) / promised[-1]
-        found: NDArray[np.float64] = np.minimum(of * promised, np.arange(1, len(promised) + 1))
+        deepest, shares = max(0.0, real + slope * (promised[-1] - mean)), promised / promised[-1]
+        found: NDArray[np.float64] = np.minimum(deepest * shares, np.arange(1, len(promised) + 1))
         return found
