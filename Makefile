@@ -1,7 +1,7 @@
 # make demo   environment, fork, server, the main job and the RL loop, on any Linux x86-64 machine; JSON=PATH keeps the
 #             figures, demo.png the picture
 # make test   every test that runs without a GPU, by two workers, which begin with those that need servers
-# make check  lint, and the tests that take less than a second each, no browser: a minute and a half on two cores
+# make check  lint, and the tests that take less than half a second each, no browser: a minute on two cores
 # make lint   format, lint, types, shell scripts, YAML
 # make coverage  every test once more, and which share of tlt_server's lines they run, in all processes; JSON=PATH keeps it
 # make bench  the CPU-sized version of each table of benchmarks/ in under twenty minutes, kept in BENCH; SMOKE=1: the least
@@ -21,6 +21,8 @@ TORCH_INDEX ?=
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
     $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 BIN = $(VENV)/bin
+# Else each process that imports our modules compiles them anew.
+export PYTHONDONTWRITEBYTECODE :=
 READY = $(VENV)/.ready
 
 .PHONY: demo test check lint coverage bench env lock wheels release clean

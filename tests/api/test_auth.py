@@ -123,6 +123,7 @@ CLIENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Duplicate Operation ID")
 def test_every_route_of_sglangs_asks_for_its_key() -> None:
     """What is not for clients asks for the admin's; a route that an upgrade brings is judged here first."""

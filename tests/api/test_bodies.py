@@ -119,6 +119,7 @@ async def test_a_group_that_nobody_opened_is_not_joined() -> None:
     assert f"no store of a process group answers at 127.0.0.1:{port} within 1 s" in said
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_listener_that_says_nothing_is_no_group() -> None:
     import socket

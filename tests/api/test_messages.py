@@ -64,6 +64,7 @@ def request(**fields: Any) -> TokenizedGenerateReqInput:
     return TokenizedGenerateReqInput(**whole | fields)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.sampled_from(PARAMS + FIELDS), JSON)
 def test_what_is_sent_can_be_read(name: str, value: Any) -> None:

@@ -116,6 +116,7 @@ def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such benchmark" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", catalogue.commands())
 def test_every_command_says_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

@@ -194,6 +194,7 @@ def test_the_control_stands_apart() -> None:
     assert not undefined({**figures, **of_arms.figures(), **of_arms.figures("_arms")})
 
 
+@pytest.mark.slow
 def test_draws_of_the_noise_pass() -> None:
     figures = law.measured(2000, 5000, vocab=200)
     assert figures["chi_squared_p"] > 1e-3

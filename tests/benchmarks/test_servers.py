@@ -67,6 +67,7 @@ def half() -> Iterator[Half]:
 QUESTIONS: list[Request] = [((number,), {}) for number in range(8)]
 
 
+@pytest.mark.slow
 def test_a_closed_loop_keeps_so_many_in_flight_and_aborts_the_rest(half: Half) -> None:
     half.server.keep_busy(QUESTIONS, at_once=3, seconds=0.2)
     assert half.most == 3
@@ -74,6 +75,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_aborts_the_rest(half: Half) -
     assert (half.server.requests, half.server.failed) == (len(half.asked), 0)
 
 
+@pytest.mark.slow
 def test_a_closed_loop_ends_by_ctrl_c(half: Half) -> None:
     main = threading.main_thread().ident
     assert main is not None

@@ -139,6 +139,7 @@ def pairs_of_shapes(draw: st.DrawFn) -> tuple[model.Shape, model.Shape]:
     return few, many
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @settings(deadline=None, max_examples=60)
 @given(pairs_of_shapes(), st.integers(0, 1 << 30))
@@ -191,12 +192,14 @@ def test_a_second_call_finds_the_first_ones_models(tmp_path: Path) -> None:
         build(TINY["same heads"], tmp_path / "m", device="cpu", seed=1)
 
 
+@pytest.mark.slow
 def test_a_seed_decides_the_weights(tmp_path: Path) -> None:
     folders = [build(TINY["same heads"], tmp_path / str(i), device="cpu", seed=i // 2).target for i in range(3)]
     files = [(folder / "model-00001.safetensors").read_bytes() for folder in folders]
     assert files[0] == files[1] != files[2]
 
 
+@pytest.mark.slow
 def test_shards_hold_every_weight_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(TINY["wider heads, biases"], tmp_path / "whole", device="cpu").target
     monkeypatch.setattr(shapes, "SHARD_BYTES", 4 << 20)

@@ -219,6 +219,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake: str, tmp_path: Path) -> None:
     make, said = MISTAKES[mistake]

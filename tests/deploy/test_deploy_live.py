@@ -16,6 +16,7 @@ from deployment import DEPLOY, RULES, panel_queries, read_yaml, rules, tool
 
 from tlt_server.process import free_port
 
+pytestmark = pytest.mark.slow  # Prometheus takes seconds to have scraped
 SOURCE = Path(__file__).with_name("metrics_source.py")
 Query = Callable[[str], list[dict[str, Any]]]
 

@@ -175,6 +175,7 @@ KEYS = (
 NAMES = ("fc.weight", "lm_head.weight", "d2t", "layers.9999999999.x", "layers.0.hidden_norm.weight", "norm.weight")
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
     st.dictionaries(st.sampled_from(NAMES), st.lists(st.integers(0, 3), max_size=3), max_size=3),

@@ -28,6 +28,7 @@ def test_asking_whether_anything_listens_ends(moment: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_telling_a_router_ends(moment: int) -> None:
     async def run() -> None:

@@ -204,6 +204,7 @@ def test_every_change_of_the_link_is_reported_once_and_in_order() -> None:
     assert told[3:] == [(True, 1, None), (True, 1, 2), (False, 1, 2)]
 
 
+@pytest.mark.slow
 def test_what_is_shared_is_told_after_each_publication_while_there_is_a_trainer(tmp_path: Path) -> None:
     answers = [{"target_version": version, "path": f"/s/{version}"} for version in (0, 2)]
     routes = Routes(share=[answers[0], (409, {"message": "meanwhile"}), answers[1]])
@@ -236,6 +237,7 @@ def test_load() -> None:
     bridged(Routes(loads=[{"loads": replicas}]), script)
 
 
+@pytest.mark.slow
 def test_load_says_whether_memory_is_lent() -> None:
     """As long as any of it is, whatever was released and resumed in how many calls."""
     released, some, rest = (

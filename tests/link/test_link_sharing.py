@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from tlt_client import DrafterTrainer, Event
 from tlt_client.schemas import SharedTarget
 
@@ -25,6 +26,7 @@ class SlowServer:
         return SharedTarget(version, path)
 
 
+@pytest.mark.slow
 def test_sharing_takes_a_fifth_of_the_time_and_ends_with_the_newest(tmp_path: Path) -> None:
     server, receiver = SlowServer(), Receiver()
     every = (1 + REST) * TAKES_S

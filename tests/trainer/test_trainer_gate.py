@@ -144,6 +144,7 @@ def test_policy(
     assert reason is None or f"{live:.3f} -> {candidate:.3f}" in reason
 
 
+@pytest.mark.slow
 def test_what_is_judged_is_told_by_request() -> None:
     several = [replace(run, request=str(number // 2)) for number, run in enumerate(rollouts("eagle")[:6])]
     sums = by_request(embedded("eagle"), frozen(), pack(several, 1024, torch.device("cpu")), 3)

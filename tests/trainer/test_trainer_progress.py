@@ -40,6 +40,7 @@ def test_a_line_says_what_is_known() -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_stands_below_the_log_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, inner = pty.openpty()
     with os.fdopen(inner, "w") as stderr:

@@ -132,6 +132,7 @@ def test_what_cannot_be_read_is_one_line() -> None:
 COMMAND = [sys.executable, "-m", "tlt_server", "top"]
 
 
+@pytest.mark.slow
 def test_once_is_for_scripts() -> None:
     with serving(Recorded()) as server:
         done = subprocess.run([*COMMAND, server.url, "--once", "--interval", "0.1"], capture_output=True, text=True)

@@ -136,6 +136,7 @@ def test_what_is_counted_by_peer_does_not_grow_without_end(link: Link) -> None:
     assert is_served(link)
 
 
+@pytest.mark.slow
 def test_a_word_that_is_too_long_is_not_taken(link: Link) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.linger = 0

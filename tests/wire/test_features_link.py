@@ -59,6 +59,7 @@ def test_there(connected: Connect, tmp_path: Path, scheme: str) -> None:
         assert heard(inlet) == frames
 
 
+@pytest.mark.slow
 def test_curve(connected: Connect, tmp_path: Path) -> None:
     (known := tmp_path / "known").mkdir()
     for name in ("trainer", "server", "stranger"):

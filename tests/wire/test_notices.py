@@ -1,5 +1,6 @@
 """What a server tells its trainer, and what it is told of the link."""
 
+import pytest
 from tlt_client import DrafterTrainer
 
 from tests.wire.ends import (
@@ -40,6 +41,7 @@ def test_every_change_is_told_at_once_and_in_order(
     assert (hello.drafter_version, hello.newest_drafter) == (4, 5)
 
 
+@pytest.mark.slow
 def test_what_a_trainer_that_was_away_missed_is_in_the_next_hello_but_for_the_load(
     new_trainer: NewTrainer, new_server: NewServer
 ) -> None:
@@ -75,6 +77,7 @@ def test_the_server_is_told_whether_a_trainer_answers(new_trainer: NewTrainer, n
     assert [message.connected for message in server.said(DrafterTrainer)] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_forgotten(new_trainer: NewTrainer, new_server: NewServer) -> None:
     hands = Hands()
     server = new_server(trainer := new_trainer(clock=hands))

@@ -404,6 +404,7 @@ def test_asks_that_follow_one_another_are_one_and_bounded(script: Script, server
     assert list(server.receiver._peers._door._asked.values()) == [(update.digest, 36, 40)]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_many_that_ask_and_do_not_read_take_little(script: Script, server: Server, opened: Open) -> None:
     first, update = with_door(script, server, opened), outgoing()
     script.say(update.header)
@@ -498,6 +499,7 @@ def test_a_source_with_another_key_is_left(
     from_trainer(script, server, update, 0)
 
 
+@pytest.mark.slow
 def test_who_is_no_server_of_the_trainer_any_more_is_let_in_no_more(
     tmp_path: Path, new_server: NewServer, keep: Callable[[End], None], opened: Open
 ) -> None:

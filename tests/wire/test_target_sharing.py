@@ -122,6 +122,7 @@ def test_another_server_takes_over_from_one_that_is_gone(
     step_until(lambda: place.took, trainer, server)
 
 
+@pytest.mark.slow
 def test_files_that_are_gone_are_asked_for_in_vain(
     trainer: Trainer, server: Server, place: Place, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def header(data: bytes, name: str = EMBEDDING, **changes: object) -> SharedFile:
     return SharedFile(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_chunks_that_lie_are_not_written(asked: tuple[Asker, Trainer], place: Place, tmp_path: Path) -> None:
     peer, trainer = asked
     file = header(contents(1))

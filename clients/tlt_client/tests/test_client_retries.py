@@ -162,6 +162,7 @@ def test_a_pause_that_the_deadline_does_not_allow_is_not_begun(connect: Connect)
         assert raised.value.retry_after_s == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["deadline_s", "read_timeout_s"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_is_out_of_time_is_aborted_and_not_sent_again(

@@ -65,6 +65,7 @@ def test_a_drafter_that_is_worse_is_found(after: str, passes: int, batch: int, s
     assert finding["under_floor"] == (after in ("random", "noise 0.8") and finding["accept_length"] < FLOOR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_requests_that_differ_much(batch: int, seed: int) -> None:
