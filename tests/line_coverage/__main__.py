@@ -47,8 +47,9 @@ def measure(tree: Path, tests: list[str]) -> tuple[float, int]:
 
         paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        run = coverage("run", "-m", "pytest", *(tests or ["-n", "2", "--no-loadscope-reorder"]))
-        code = subprocess.run(run, cwd=tree, env=environment, check=False).returncode
+        started = environment | {"COVERAGE_PROCESS_START": str(settings)}  # as in what it starts: see saving.py
+        run = [str(python), "-m", "pytest", *(tests or ["-n", "2", "--no-loadscope-reorder"])]
+        code = subprocess.run(run, cwd=tree, env=started, check=False).returncode
         if code not in FINISHED:
             raise SystemExit(code)
         report = Path(folder, "report.json")

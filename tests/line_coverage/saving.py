@@ -7,10 +7,8 @@ from typing import Any
 
 from coverage import Coverage
 
-EVERY = 1.0
-"""Seconds; what a killed process ran in its last one is lost."""
-
-
+EVERY, LOOK_EVERY = 1.0, 0.05
+"""Seconds; what a killed process ran in its last one is lost; until it is noticed that the process ends."""
 _SAVING = set[int]()
 """Processes that do; a fork has those before it."""
 
@@ -19,11 +17,14 @@ def coverage_init(registry: Any, options: Any) -> None:
     """Called for each measurement that begins; a fork begins one beside that of the process that it is a fork of."""
     if os.getpid() not in _SAVING:  # two threads that saved the same data at once ended the process
         _SAVING.add(os.getpid())
-        threading.Thread(target=_save_for_ever, name="coverage", daemon=True).start()
+        threading.Thread(target=_save, name="coverage").start()
 
 
-def _save_for_ever() -> None:
-    while True:
-        time.sleep(EVERY)
-        if (running := Coverage.current()) is not None:
+def _save() -> None:
+    """Until the main thread ends, which waits for this one before coverage saves for the last time."""
+    due, main = time.monotonic() + EVERY, threading.main_thread()
+    while main.is_alive():
+        time.sleep(LOOK_EVERY)
+        if time.monotonic() >= due and (running := Coverage.current()) is not None:
             running.save()
+            due = time.monotonic() + EVERY
