@@ -60,7 +60,6 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "trainer": (training.trainer, ["trainer.h200"]),
-    "trainer_cpu": (training.trainer, ["trainer.cpu2"]),
 }
 """Each block's table, and the results that it is made of."""
 PLOTTED = ("context", "speedup_cpu", "drain", "drain_cpu")
