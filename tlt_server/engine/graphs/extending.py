@@ -2,17 +2,20 @@
 
 from typing import Any
 
+import torch
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 
 
 class DraftExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
     """Upstream's, of a draft worker that adds noise."""
 
-    def capture_one_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Upstream's runners share their buffers, and fill them when they are made: by now these may be another arm's,
-        which accepts more than there are rows of this one."""
-        self.buffers.num_accept_tokens.fill_(self.captured_req_width)
-        return super().capture_one_shape(*args, **kwargs)
+    def capture(self) -> None:
+        """Upstream's runners share their buffers: what another arm accepted there may be more than this one has rows,
+        when it is captured and when its graphs are timed."""
+        shared = self.buffers.num_accept_tokens
+        # override: one of its own
+        self.buffers.num_accept_tokens = torch.full_like(shared, self.captured_req_width)
+        super().capture()
 
     def execute(self, forward_batch: Any) -> Any:
         output = super().execute(forward_batch)
