@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tlt_server.demo import default_paths
 from tlt_server.demo.task import sample_texts
 from tlt_server.engine.cpu.torchvision import mend_torchvision
@@ -14,6 +15,7 @@ from tlt_grpo.learning.passes import head_logprobs, pack_logprobs, packed_attent
 
 mend_torchvision()
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig  # noqa: E402
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
 PACKED = packed_attention()
 TARGET = str(default_paths()[0])
@@ -47,6 +49,20 @@ def plain(model: Any, some: list[Trajectory], temperature: float) -> torch.Tenso
         laws = (model(tokens).logits[0] / temperature).log_softmax(-1)
         found += [laws[place - 1, tokens[0, place]] for place in range(len(each.prompt), tokens.shape[1])]
     return torch.stack(found)
+
+
+def test_attention_is_none_that_is_compiled_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each response has another length, and a step many of them."""
+    asked, attend = [], F.scaled_dot_product_attention
+
+    def attended(*args: Any, **named: Any) -> torch.Tensor:
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attended)
+    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    made, _ = ALL_ATTENTION_FUNCTIONS[PACKED](torch.nn.Identity(), query, key, key, None, lengths=(2, 3), scaling=0.5)
+    assert (made.shape, asked) == ((1, 5, 4, 8), [False, False])
 
 
 @pytest.mark.slow

@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from tlt_server.engine.cpu.torchvision import mend_torchvision
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from tlt_grpo.errors import GrpoError
 from tlt_grpo.learning.batches import Pack
 
 NAME = "tlt_packed"
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN's, which is compiled for each length: a step has as many as it has responses, each of them new."""
 
 
 def _attend(
@@ -32,10 +35,11 @@ def _attend(
     if unknown := [name for name in ("sliding_window", "softcap", "s_aux") if asked.get(name) is not None]:
         raise GrpoError(f"{type(module).__name__} wants {unknown[0]} of attention, which packed sequences do not have")
     scale = asked["scaling"]
-    parts = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        for q, k, v in zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True)
-    ]
+    with sdpa_kernel(BACKENDS):
+        parts = [
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+            for q, k, v in zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True)
+        ]
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
