@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -174,6 +175,18 @@ def test_a_drafter_trainer_is_asked_in_each_step(
     assert [(path, body["steps"]) for path, body in bodies] == [("/tlt/v1/train/steps", 3)] * 2
     assert [line.drafter_steps for line in lines if isinstance(line, Step)] == [2, 2]
     assert "took 2 of 3 steps, waiting for features" in caplog.text
+
+
+def test_a_drafter_trainer_that_is_not_there_holds_nothing_up(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines: list[Line] = []
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with Client(url) as client:
+        train(config(url, tmp_path, steps=1, drafter_trainer=nobody), client, lines.append)
+    assert [line.drafter_steps for line in lines if isinstance(line, Step)] == [0]
+    assert f"the drafter stays as it is: its trainer at {nobody}: " in caplog.text
 
 
 def test_a_run_that_is_resumed_goes_where_one_goes_that_was_not_broken_off(url: str, tmp_path: Path) -> None:

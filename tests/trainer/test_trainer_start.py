@@ -1,7 +1,9 @@
 """Settings of the trainer: what cannot be used is refused before anything is trained, in one line."""
 
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.trainer.models import FOLDERS, TARGET_FOLDER
 from tlt_server.config import DrafterKind
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import TrainConfig
+from tlt_server.trainer.learn.demands import Demands
 from tlt_server.trainer.learn.loop import Settings
 from tlt_server.trainer.learn.ranks import joined
 from tlt_server.trainer.service import Parts
@@ -113,6 +116,16 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of"), shown("127.0.0.1", port, lambda: None):
             pass
+
+
+def test_who_asked_for_steps_is_told_that_the_trainer_ends() -> None:
+    """It had a traceback there, and "Internal Server Error" for who asked."""
+    with ThreadPoolExecutor(1) as pool:
+        with shown("127.0.0.1", 0, Status, demands := Demands()) as url:
+            asking = pool.submit(httpx.post, f"{url}/tlt/v1/train/steps", json={"steps": 3, "within_s": 60})
+            while not demands.left:
+                time.sleep(0.01)
+        assert (asking.result().status_code, asking.result().json()["detail"][:16]) == (503, "the trainer ends")
 
 
 def test_former_names_are_shown_for_one_release() -> None:

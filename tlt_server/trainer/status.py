@@ -170,6 +170,8 @@ async def _met(demands: Demands | None, request: Request, read: Callable[[], Sta
     began = time.monotonic()
     if (met := await demands.meet(asked.steps, asked.within_s, request.is_disconnected)) is None:
         raise HTTPException(409, "it takes steps that were asked for already: ask when they are over")
+    if demands.ended:
+        raise HTTPException(503, "the trainer ends: what it printed says why")
     (taken, is_over), status = met, read()
     seconds = time.monotonic() - began
     return TrainedSteps(taken, seconds, status.published, status.active, "" if is_over else status.state)
@@ -216,6 +218,8 @@ def shown(host: str, port: int, read: Callable[[], Status], demands: Demands | N
     try:
         yield f"http://{host}:{listening.getsockname()[1]}"
     finally:
+        if demands is not None:
+            demands.end()
         server.should_exit = True
         thread.join()
         listening.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tlt_client import Client, SamplingParams, sample_seed
-from tlt_client.errors import VersionConflict
+from tlt_client.errors import RequestUnserved, VersionConflict
 from tlt_server.demo.task import Problem, grade, problems, training_problems
 
 from tlt_grpo.clock import Clock
@@ -134,14 +134,22 @@ class Training:
         return learnt
 
     def _drafted(self, clock: Clock) -> int:
-        """Steps that the drafter trainer took. What it learns from is of the policy that is still in force."""
-        if self.config.drafter_trainer is None:
+        """Steps that the drafter trainer took, with the memory of this policy's passes where it shares its GPU; none
+        where it is not there. What it learns from is of the policy that is still in force."""
+        config = self.config
+        if config.drafter_trainer is None:
             return 0
-        with clock.phase("draft"), Client(self.config.drafter_trainer) as trainer:
-            made = trainer.train_drafter(self.config.drafter_steps)
+        with clock.phase("draft"), Client(config.drafter_trainer) as trainer:
+            self.policy.rest()
+            try:
+                made = trainer.train_drafter(config.drafter_steps)
+            except RequestUnserved as error:
+                logger.warning("the drafter stays as it is: its trainer at %s: %s", config.drafter_trainer, error)
+                return 0
         if made.waits_for:
-            asked = self.config.drafter_steps
-            logger.warning("the drafter trainer took %d of %d steps, %s", made.steps, asked, made.waits_for)
+            logger.warning(
+                "the drafter trainer took %d of %d steps, %s", made.steps, config.drafter_steps, made.waits_for
+            )
         return made.steps
 
 

@@ -22,6 +22,8 @@ class Demands:
 
     def __init__(self) -> None:
         self._now: _Demand | None = None
+        self.ended = False
+        """Whether the trainer ends: nothing is taken any more."""
 
     async def meet(
         self, steps: int, within_s: float, is_gone: Callable[[], Awaitable[bool]]
@@ -35,11 +37,15 @@ class Demands:
         self._now = now = _Demand(steps)
         until = time.monotonic() + within_s
         try:
-            while not now.is_over and time.monotonic() < until and not await is_gone():
+            while not (now.is_over or self.ended) and time.monotonic() < until and not await is_gone():
                 await asyncio.sleep(POLL_S)
         finally:
             self._now = None
         return now.taken, now.is_over
+
+    def end(self) -> None:
+        """Lets nobody wait any longer."""
+        self.ended = True
 
     # -- the training thread --
 
