@@ -211,22 +211,6 @@ def test_ranks_that_do_not_come_are_not_waited_for_long(connect: Connect) -> Non
         assert time.monotonic() - began < 5
 
 
-GIVES_UP = """
-from tlt_client.errors import ConnectionLost
-from tlt_client.weights.group import Opening
-try:
-    Opening("127.0.0.1", 2, "gloo", 0.5).group()
-except ConnectionLost:
-    print("gave up")
-"""
-
-
-@pytest.mark.slow
-def test_who_gives_up_and_ends_is_not_aborted() -> None:
-    ended = subprocess.run([sys.executable, "-c", GIVES_UP], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "gave up\n"), ended.stderr
-
-
 def test_a_group_that_the_server_refuses_is_not_waited_for(connect: Connect) -> None:
     """By no thread either: one that came back while the interpreter ends had the process aborted."""
     before = set(threading.enumerate())  # another test's broadcast may wait for ranks that are gone

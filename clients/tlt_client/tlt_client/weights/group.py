@@ -1,8 +1,10 @@
 """The process group in which weights are broadcast to one server's ranks, this process being rank 0."""
 
+import atexit
 import contextlib
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,9 +21,17 @@ T = TypeVar("T")
 
 SENT_S = 60.0
 """How long a broadcast may still take here when the server says that it has all of it."""
+LOOK_EVERY = 1e-3
+"""Seconds. By gloo a broadcast waits for ranks that do not receive, whatever becomes of its group."""
 LATE_S = 1.5
 """How much later than it is told torch's store gives up, which counts whole seconds. Its thread is waited for: one that
 comes back while the interpreter ends has the whole process aborted ("terminate called without an active exception")."""
+
+
+_IN_TORCH = threading.Lock()
+"""Of a thread that nobody waits for, while it is within torch: if it came back from there while the interpreter ends,
+the whole process would be aborted. Therefore the end takes the lock, and keeps it."""
+atexit.register(_IN_TORCH.acquire)
 
 
 class WeightsUpdateGroup:
@@ -45,7 +55,7 @@ class WeightsUpdateGroup:
 
         def send() -> None:
             if self.device == "cpu":
-                self._group.broadcast(data, 0).wait()
+                self._broadcast_by_gloo(data)
                 return
             stream = torch.cuda.Stream(self.device)  # the trainer's own does not wait for the server
             with torch.cuda.device(self.device), torch.cuda.stream(stream):
@@ -53,6 +63,17 @@ class WeightsUpdateGroup:
                 stream.synchronize()
 
         return _started(send)
+
+    def _broadcast_by_gloo(self, data: torch.Tensor) -> None:
+        """The group is not let go before: torch waits then, with the GIL held."""
+        with _IN_TORCH:
+            sending = self._group.broadcast(data, 0)
+        while True:
+            with _IN_TORCH:
+                if sending.is_completed():
+                    sending.wait()
+                    return
+            time.sleep(LOOK_EVERY)
 
     def await_sent(self, sending: "Future[None]") -> None:
         """Raises ConnectionLost: it has failed."""
