@@ -89,7 +89,10 @@ def _spread(figures: Figures) -> str:
         value - figures[name.replace("_max_", "_min_")] for name, value in figures.items() if "speedup_max_" in name
     ]
     if not any(widths):
-        return "One round: its spread is not known."
+        rounds = {int(value) for name, value in figures.items() if name.startswith("rounds")}
+        if min(rounds, default=1) == 1:
+            return "One round: its spread is not known."
+        return f"Medians of {' to '.join(map(str, sorted({min(rounds), max(rounds)})))} rounds."
     middle, widest = median(widths) / 2, max(widths) / 2
     return f"Between rounds, a speed-up varies by ±{middle:.2f} in the median cell, by ±{widest:.2f} at most."
 

@@ -163,6 +163,8 @@ def test_caption_says_where_the_figures_are_from() -> None:
     assert tables.caption(msgspec.structs.replace(dirty, figures=single)).endswith(
         "One round: its spread is not known."
     )
+    some = msgspec.structs.replace(dirty, figures=single | {"rounds_plain": 3, "rounds_bandit": 2})
+    assert tables.caption(some).endswith("Medians of 2 to 3 rounds.")
 
 
 def test_speedup() -> None:

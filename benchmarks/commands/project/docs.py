@@ -20,6 +20,7 @@ from benchmarks.lib.online import shown as online
 from benchmarks.lib.profiling import breakdown
 from benchmarks.lib.project.answers import answers
 from benchmarks.lib.reload import shown
+from benchmarks.lib.step import shown as step
 from benchmarks.lib.tables import RESULTS
 from benchmarks.lib.training import shown as training
 from tlt_server import results
@@ -59,6 +60,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "graphs": (graphs.table, ["graphs.h200"]),
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),
+    "step": (step.table, ["step.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
 }
 """Each block's table, and the results that it is made of."""
