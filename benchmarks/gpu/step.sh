@@ -2,8 +2,8 @@
 # Runs parts of `benchmarks step` on a GPU host where benchmarks/gpu/bundle.sh's bundle lies in SITE:
 #   benchmarks/gpu/step.sh OUT off_bandit online join        # what matters most, within nine minutes
 #
-# part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200, estimated
-# off_bandit  off, frozen                                                       130 + 20 x (3.9 + 2.1) = 250
+# part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; all but the first estimated
+# off_bandit  off, frozen                                                       350
 # online      online                                                            140 + 20 x 2.5 = 190
 # muted       muted; plain                                                      240 + 20 x 2.5 + 5 x 4 = 310
 # seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370

@@ -25,8 +25,8 @@ KEPT = 256
 """Of what the server has no time for now: a trainer may say more than that, and the last counts."""
 NO_DRAFTER = DrafterVersion(0, "", None, None)
 REST = 4.0
-"""Times as long as sharing took, until it may begin again, so that it takes a fifth of the time at most; more, and the
-trainer would wait for it longer. What was published meanwhile is skipped, but for the last."""
+"""Times as long as sharing took, until it may begin again while requests run, so that it takes a fifth of their time at
+most; more, and the trainer would wait for it longer. What was published meanwhile is skipped, but for the last."""
 
 
 async def greeting(client: AsyncClient, name: str, model: ModelIdentity) -> tuple[Hello, list[Event], DrafterVersion]:
@@ -75,6 +75,7 @@ class Bridge:
         self._drafters: asyncio.Queue[DrafterUpdate] = asyncio.Queue()
         self._reports: deque[DrafterTrainer] = deque(maxlen=KEPT)
         self._is_connected = False
+        self._load: int | None = None
 
     async def run(self) -> None:
         """Until it is cancelled, or the server refuses what it may not refuse."""
@@ -153,20 +154,24 @@ class Bridge:
 
     async def _weigh(self) -> None:
         load = await self._client.load()
-        self._receiver.change(load=load.running + load.waiting)
+        self._load = load.running + load.waiting
+        self._receiver.change(load=self._load)
 
     async def _share(self) -> None:
         """Has the server write what drafters share with each target, while there is a trainer to read it."""
         self._clear()  # an earlier life's
         # a name that no other link chooses: where a trainer finds it, it is this one
         done, numbers, token = -1, count(1), secrets.token_hex(8)
+        rests_until = 0.0
         try:
             while True:
-                target, began = self._receiver.hello.target_version, time.monotonic()
-                if self._is_connected and target > done:
+                hello, began = self._receiver.hello, time.monotonic()
+                may = self._load == 0 or began >= rests_until
+                if self._is_connected and hello.target_version > done and may:
                     await self._share_one(str(self._folder / f"target-{token}-{next(numbers)}"))
-                    done = target
-                await asyncio.sleep(max(EVENTS_EVERY, REST * (time.monotonic() - began)))
+                    done, now = hello.target_version, time.monotonic()
+                    rests_until = now + REST * (now - began)
+                await asyncio.sleep(EVENTS_EVERY)
         finally:
             self._clear()
 
