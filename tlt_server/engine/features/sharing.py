@@ -27,11 +27,8 @@ from tlt_server.engine.ranks import joined, lowest, objections, twin
 from tlt_server.engine.weights.publications import Publications
 from tlt_server.errors import OutOfTurn, UpdateRefused
 
-ROWS = 1024
-"""Summed at once: torch widens them to int64 first."""
 RANKS_WITHIN_S = 60.0
 """Seconds that a rank's thread waits for the others'."""
-_BITS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass
@@ -171,7 +168,9 @@ def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mark(tensor: torch.Tensor) -> torch.Tensor:
-    """What tells a tensor [V, H] from another one: the sum of each row's bits as whole numbers, [V] int64 on the CPU.
-    Two that differ in many rows, as those of an RL step do, are never alike."""
-    bits = tensor.detach().view(_BITS[tensor.element_size()])
-    return torch.cat([rows.sum(-1, dtype=torch.int64) for rows in bits.split(ROWS)]).cpu()
+    """What tells a tensor [V, H] from another one: the sum of each row's bits as whole numbers of 4 bytes, or 2 where a
+    row is not so many, modulo their width: [V] on the CPU. Two that differ in many rows, as those of an RL step do, are
+    never alike. No sum is wider than what it is of: torch would copy the tensor for it."""
+    row_bytes = tensor.shape[1] * tensor.element_size()
+    bits = tensor.detach().view(torch.int16 if row_bytes % 4 else torch.int32)
+    return bits.sum(-1, dtype=bits.dtype).cpu()
