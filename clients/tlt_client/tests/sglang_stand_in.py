@@ -121,6 +121,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         fields = json.loads(body) if body else {}
+        self.runs = self.path == "/generate"
         with self.server.changed:
             if self.path == "/generate":
                 self.server.rids.append(fields["rid"])
@@ -141,20 +142,25 @@ class Handler(BaseHTTPRequestHandler):
         try:
             act(self, fields)
         finally:
-            with self.server.changed:
-                self.server.running -= self.path == "/generate"
-                self.server.changed.notify_all()
+            self.ended()
 
     do_GET = do_PUT = do_DELETE = do_POST
 
     def answer(self, status: int, body: Any, **headers: str) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.ended()  # who reads the answer may send the next request before this thread goes on
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    def ended(self) -> None:
+        with self.server.changed:
+            self.server.running -= self.runs
+            self.runs = False
+            self.server.changed.notify_all()
 
     def hang_up(self) -> None:
         self.close_connection = True
@@ -171,6 +177,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(payload):x}\r\n".encode() + payload + b"\r\n")
 
     def end_events(self) -> None:
+        self.ended()
         self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
