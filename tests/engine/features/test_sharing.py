@@ -51,6 +51,17 @@ def test_the_file_holds_what_the_model_has(
     assert torch.equal(written.pop("lm_head.weight"), head[:6]) if not is_tied else not written
 
 
+def test_tensors_of_many_chunks_are_whole(
+    publications: Publications, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tlt_server.engine.features.sharing.CHUNK_BYTES", 3 * 5 * 4 + 1)
+    embedding, head = torch.randn(5, 7).T, torch.randn(7, 5)
+    when_done(Sharing(lambda: (embedding, head), 7, publications), tmp_path / "a")
+    written = held(tmp_path / "a")
+    assert torch.equal(written["model.embed_tokens.weight"], embedding)
+    assert torch.equal(written["lm_head.weight"], head)
+
+
 def test_what_was_written_meanwhile_is_not_told_of(publications: Publications, tmp_path: Path) -> None:
     weight = torch.zeros(3, 2)
     sharing = Sharing(lambda: (weight, weight), 3, publications)

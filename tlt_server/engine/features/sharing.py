@@ -29,6 +29,8 @@ from tlt_server.errors import OutOfTurn, UpdateRefused
 
 RANKS_WITHIN_S = 60.0
 """Seconds that a rank's thread waits for the others'."""
+CHUNK_BYTES = 16 << 20
+"""Of pinned memory: the GPU writes them in a millisecond."""
 
 
 @dataclass
@@ -60,7 +62,7 @@ class _Folder:
             same = {n: n in self._marks and torch.equal(mark, self._marks[n]) for n, mark in marks.items()}
             unchanged = {name: lowest(self._group, same[name]) for name in tensors}
             changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
-            copies = {name: joined(self._group, tensor.cpu().contiguous()) for name, tensor in changed.items()}
+            copies = {name: joined(self._group, _copied(tensor)) for name, tensor in changed.items()}
         for name, copy in copies.items():
             if copy is not None:
                 file = path / f"{name}.safetensors"
@@ -165,6 +167,20 @@ def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise UpdateRefused(f"SGLang's {type(model).__name__} does not give its embedding and head away")
     embedding, head = model.get_embed_and_head()
     return embedding, head
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same [V, H], contiguous on the CPU. It goes through a chunk of pinned memory: while the GPU copies to memory
+    that is not pinned, the driver may keep other threads of the process from launching kernels."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    rows = max(1, CHUNK_BYTES // tensor[0].nbytes)
+    chunk = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    for part, place in zip(tensor.split(rows), copy.split(rows), strict=True):
+        arrived = chunk[: len(part)].copy_(part, non_blocking=True)
+        if tensor.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        place.copy_(arrived)
+    return copy
 
 
 def _mark(tensor: torch.Tensor) -> torch.Tensor:
