@@ -187,7 +187,7 @@ class Service:
         rate, self._loss = learnt / (time.monotonic() - began), metrics.loss
         self._rate += (RECENT if self._rate else 1.0) * (rate - self._rate)
         if metrics.skipped:
-            log.warning("step %d: the gradient is not finite, nothing was learnt", metrics.step)
+            log.warning("step %d: nothing was learnt: %s", metrics.step, metrics.skipped)
         is_new = parts.trainer.frozen.version > self._judged_for  # at once, for the active drafter has gone stale
         is_due = self._demands.take() if self._demands else is_new or metrics.step % self._config.gate.every == 0
         self._judgement_is_due |= is_due

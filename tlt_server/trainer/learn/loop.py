@@ -1,6 +1,6 @@
 """Training itself: packs in, better weights out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any
@@ -43,14 +43,26 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of one step. gradient_norm: before it is clipped. chains: that were drafted. skipped: the gradient is not finite,
-    nothing changed."""
+    """Of one step. gradient_norm: before it is clipped. chains: that were drafted. skipped: why nothing changed, where
+    the gradient is not finite."""
 
     step: int
     loss: float
     gradient_norm: float
     chains: int
-    skipped: bool
+    skipped: str = ""
+
+
+def _suspects(frozen: Frozen, packs: Sequence[Pack]) -> Iterator[str]:
+    """What else is not finite: the target's embedding or head, or its states, of which requests at which positions."""
+    for name, tensor in (("embedding", frozen.embedding), ("head", frozen.head)):
+        if rows := int((~tensor.sum(-1).isfinite()).sum()):
+            yield f"nor are {rows} rows of target {frozen.version}'s {name}"
+    for pack in packs:
+        bad = ~(pack.states.isfinite().all(-1) & pack.finals.isfinite().all(-1))
+        for (start, stop), request in zip(pack.bounds, pack.requests, strict=False):  # a filler has no request
+            if at := pack.positions[start:stop][bad[start:stop]].tolist():
+                yield f"nor are the states of {len(at)} entries of request {request}, from position {at[0]}"
 
 
 def learn(network: Network, frozen: Frozen, objective: Objective, packs: Sequence[Pack], chains: int) -> Tensor:
@@ -124,7 +136,8 @@ class Trainer:
             self._optimiser.step()
             self._average.update_parameters(self.network)
         self.steps, self.tokens = self.steps + 1, self.tokens + chains
-        return Metrics(self.steps, total.item(), norm, chains, skipped=not finite)
+        skipped = "" if finite else ", ".join(["the gradient is not finite", *_suspects(self.frozen, packs)])
+        return Metrics(self.steps, total.item(), norm, chains, skipped)
 
     def gradients(self, packs: Sequence[Pack]) -> tuple[Tensor, int]:
         """Those of all `packs`, wherever they were computed; the loss, and how many chains there were."""
