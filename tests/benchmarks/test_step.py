@@ -109,6 +109,14 @@ def test_speedups_are_of_whole_steps_and_all_seeds(embedded: Learner) -> None:
     assert not undefined(figures | found)
 
 
+def test_arms_are_compared_over_the_steps_that_both_took(embedded: Learner) -> None:
+    took = runs({OFF: 6.0, PLAIN: 5.0})
+    took[OFF].steps[4:] = [taken(number, 60.0) for number in (5, 6)]  # as their responses are longer
+    brief = Run(PLAIN, took[PLAIN].steps[:4])
+    figures = of_run(took[OFF], PLAN, embedded, "2x2_seed_0") | of_run(brief, PLAN, embedded, "2x2_seed_0")
+    assert summary(figures)["off_ratio_to_plain_2x2"] == pytest.approx(7 / 8)
+
+
 def test_the_rate_of_updates_is_of_the_passes_alone(embedded: Learner) -> None:
     """6 operations for each parameter that a token is multiplied with; the self-checks' time is none of theirs."""
     figures = of_run(runs({OFF: 1.0})[OFF], PLAN, embedded, "2x2_seed_0")

@@ -27,6 +27,9 @@ from tlt_server.results import Figures
 PHASES = ("rollout", "grade", "learn", "offload", "draft", "publish")
 _STEP = re.compile(r"step_sum_s_([a-z]+)_(\w+)_seed_(\d+)")
 
+Steps = Mapping[int, float]
+"""Seconds, by a step's number."""
+
 
 def of_run(run: Run, plan: Plan, learner: Learner, end: str) -> Figures:
     """Medians over the counted steps of an arm; rewards and times of all of them. end: batch and seed, in the names."""
@@ -115,14 +118,13 @@ def replayed(replay: Replay, plan: Plan, end: str) -> Figures:
 
 def summary(figures: Figures) -> Figures:
     """Over all seeds that are there: the median of their speed-ups, and the worst of what must be small or large."""
-    sums: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for name, value in figures.items():
+    arms_of: dict[str, dict[str, dict[str, Steps]]] = defaultdict(lambda: defaultdict(dict))
+    for name in figures:
         if match := _STEP.fullmatch(name):
             arm, what, seed = match.groups()
-            counted = figures[name.replace("step_sum_s", "counted_steps")]
-            sums[what][arm][seed] = value / counted
+            arms_of[what][arm][seed] = _counted(figures, f"{arm}_{what}_seed_{seed}")
     made: Figures = {}
-    for what, arms in sums.items():
+    for what, arms in arms_of.items():
         made |= _ratios("step_speedup", what, arms, OFF, FROZEN)
         made |= _ratios("step_speedup_static", what, arms, OFF, "static")
         made |= _ratios("step_speedup_online", what, arms, OFF, ONLINE)
@@ -138,9 +140,20 @@ def summary(figures: Figures) -> Figures:
     return made
 
 
-def _ratios(name: str, what: str, arms: Mapping[str, Mapping[str, float]], above: str, below: str) -> Figures:
-    """By seed, of the mean step; seeds that have both arms."""
-    over = [arms[above][seed] / arms[below][seed] for seed in arms.get(above, {}) if seed in arms.get(below, {})]
+def _counted(figures: Figures, name: str) -> Steps:
+    """What the counted steps of an arm took, by their number; they are its last ones."""
+    form = re.compile(rf"whole_s_{re.escape(name)}_step_(\d+)")
+    took = {int(match[1]): value for key, value in figures.items() if (match := form.fullmatch(key))}
+    return {number: took[number] for number in sorted(took)[-int(figures[f"counted_steps_{name}"]) :]}
+
+
+def _ratios(name: str, what: str, arms: Mapping[str, Mapping[str, Steps]], above: str, below: str) -> Figures:
+    """By seed, of the mean step; seeds that have both arms, and steps that both took: they have the same prompts."""
+    over = []
+    for seed, took in arms.get(above, {}).items():
+        other = arms.get(below, {}).get(seed, {})
+        if both := took.keys() & other.keys():
+            over.append(sum(took[number] for number in both) / sum(other[number] for number in both))
     if not over:
         return {}
     return {f"{name}_{what}": median(over), f"{name}_min_{what}": min(over), f"{name}_max_{what}": max(over)}
