@@ -71,8 +71,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     run = run_of(torch.arange(2, 20), 0, "eagle")
     run.finals[3, 0] = float("nan")
     metrics = trainer.step([join([run_of(torch.arange(2, 20), 0, "eagle"), replace(run, first=4, request="r1")])])
-    assert (
-        metrics.skipped == "the gradient is not finite, nor are the states of 2 entries of request r1, from position 6"
+    assert metrics.skipped == (
+        "the gradient is not finite: norm nan, loss nan, nor are the states of 2 entries of request r1, from position 6"
     )
     for name, weight in embedded("eagle").named_parameters():
         assert torch.equal(weight, trainer.network.get_parameter(name))

@@ -29,8 +29,8 @@ from tlt_server.errors import OutOfTurn, UpdateRefused
 
 RANKS_WITHIN_S = 60.0
 """Seconds that a rank's thread waits for the others'."""
-CHUNK_BYTES = 16 << 20
-"""Of pinned memory: the GPU writes them in a millisecond."""
+CHUNK_BYTES = 256 << 20
+"""Of pinned memory. Few chunks: between them the thread asks for Python's lock, which the decode loop holds mostly."""
 
 
 @dataclass
@@ -62,12 +62,11 @@ class _Folder:
             same = {n: n in self._marks and torch.equal(mark, self._marks[n]) for n, mark in marks.items()}
             unchanged = {name: lowest(self._group, same[name]) for name in tensors}
             changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
-            copies = {name: joined(self._group, _copied(tensor)) for name, tensor in changed.items()}
-        for name, copy in copies.items():
-            if copy is not None:
-                file = path / f"{name}.safetensors"
-                file.unlink(missing_ok=True)  # who reads the one before goes on, and there may be no room for two
-                save_file({name: copy[: self._rows]}, file, {"format": "pt"})
+            for name, tensor in changed.items():
+                if (copy := joined(self._group, _copied(tensor))) is not None:
+                    file = path / f"{name}.safetensors"
+                    file.unlink(missing_ok=True)  # who reads the one before goes on, and there may be no room for two
+                    save_file({name: copy[: self._rows]}, file, {"format": "pt"})
         self._marks, self.path = marks, path
 
     def remove(self) -> None:

@@ -136,7 +136,8 @@ class Trainer:
             self._optimiser.step()
             self._average.update_parameters(self.network)
         self.steps, self.tokens = self.steps + 1, self.tokens + chains
-        skipped = "" if finite else ", ".join(["the gradient is not finite", *_suspects(self.frozen, packs)])
+        said = f"the gradient is not finite: norm {norm}, loss {total.item()}"
+        skipped = "" if finite else ", ".join([said, *_suspects(self.frozen, packs)])
         return Metrics(self.steps, total.item(), norm, chains, skipped)
 
     def gradients(self, packs: Sequence[Pack]) -> tuple[Tensor, int]:
