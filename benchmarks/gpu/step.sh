@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs parts of `benchmarks step` on a GPU host where benchmarks/gpu/bundle.sh's bundle lies in SITE:
-#   benchmarks/gpu/step.sh OUT off_bandit online join        # what matters most, within nine minutes
+#   benchmarks/gpu/step.sh OUT off_bandit online join        # what matters most
 #
-# part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; all but the first estimated
-# off_bandit  off, frozen                                                       350
-# online      online                                                            140 + 20 x 2.5 = 190
-# muted       muted; plain                                                      240 + 20 x 2.5 + 5 x 4 = 310
+# part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; sums are estimates
+# off_bandit  off, frozen; plain                                                420 + 75 + 8 x 4 = 530
+# online      online                                                            400
+# muted       muted                                                             400
 # seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370
 # modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
-# long        off, frozen: long responses, activations computed again           150 + 10 x (12 + 6) = 330
-# longonline  online, likewise; longmuted: muted                                160 + 10 x 6.5 = 225
+# long        off, frozen: long responses, activations computed again           760
+# longonline  online, likewise; longmuted: muted                                360
 # change      off, frozen, online: the task changes                             270 + 30 x (3.9 + 2.1 + 2.5) = 525
 # 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 370
 # join        one result of the parts that are there
@@ -48,9 +48,9 @@ for part in "$@"; do
   demo=(--models "$models" --seeds "$seed")
   long=(--models "$models-long" --workload long --seeds "$seed" --checkpointing --replayed --steps "${STEPS:-10}")
   case ${part%_"$seed"} in
-    off_bandit) measure "$part" "${demo[@]}" --arms off frozen --replayed ;;
+    off_bandit) measure "$part" "${demo[@]}" --arms off frozen plain --replayed ;;
     online) measure "$part" "${demo[@]}" --arms online ;;
-    muted) measure "$part" "${demo[@]}" --arms muted plain ;;
+    muted) measure "$part" "${demo[@]}" --arms muted ;;
     seed) measure "$part" "${demo[@]}" --arms off static frozen again ;;
     modes) measure "$part" "${demo[@]}" --arms off frozen --replayed --steps "${STEPS:-15}" \
       --modes offload one_step_off partial ;;

@@ -23,7 +23,7 @@ again    as off, with other seeds of sampling: by how much two runs differ that 
 """
 TRAINED = (ONLINE, MUTED)
 BRIEF = (PLAIN, AGAIN)
-"""Take as many steps as a comparison of policies needs."""
+"""Take as many steps as a comparison of policies needs, and as many more as do not count."""
 ON_POLICY, OFFLOAD = "on_policy", "offload"
 MODES = (ON_POLICY, OFFLOAD, "one_step_off", "partial")
 """How arms OFF and FROZEN take their steps; others do on policy alone. OFFLOAD: on policy, without the server's memory
@@ -68,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def brief_steps(self) -> int:
-        return min(self.steps, COMPARED_STEPS[-1])
+        return min(self.steps, self.uncounted + COMPARED_STEPS[-1])
 
     def steps_of(self, arm: str) -> int:
         return self.brief_steps if arm in BRIEF else self.steps
