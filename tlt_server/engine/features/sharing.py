@@ -172,7 +172,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """The same [V, H], contiguous on the CPU. It goes through a chunk of pinned memory: while the GPU copies to memory
     that is not pinned, the driver may keep other threads of the process from launching kernels."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-    rows = max(1, CHUNK_BYTES // tensor[0].nbytes)
+    rows = min(len(tensor), max(1, CHUNK_BYTES // tensor[0].nbytes))
     chunk = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     for part, place in zip(tensor.split(rows), copy.split(rows), strict=True):
         arrived = chunk[: len(part)].copy_(part, non_blocking=True)
