@@ -5,11 +5,11 @@
 # part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; sums are estimates
 # off_bandit  off, frozen; plain                                                420 + 75 + 8 x 4 = 530
 # online      online                                                            400
-# muted       muted                                                             400
+# muted       muted                                                             as online
 # seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370
 # modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
 # long        off, frozen: long responses, activations computed again           760
-# longonline  online, likewise; longmuted: muted                                360
+# longonline  online, likewise; longmuted: muted                                360; not measured
 # change      off, frozen, online: the task changes                             270 + 30 x (3.9 + 2.1 + 2.5) = 525
 # 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 370
 # join        one result of the parts that are there

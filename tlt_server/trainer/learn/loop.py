@@ -50,11 +50,13 @@ class Metrics:
     loss: float
     gradient_norm: float
     chains: int
-    skipped: str = ""
+    skipped: str
 
 
-def _suspects(frozen: Frozen, packs: Sequence[Pack]) -> Iterator[str]:
-    """What else is not finite: the target's embedding or head, or its states, of which requests at which positions."""
+def _unlearnable(norm: float, value: float, frozen: Frozen, packs: Sequence[Pack]) -> Iterator[str]:
+    """Says of a gradient that is not finite what else is not: the target's embedding or head, or its states, of which
+    requests at which positions. value: of the loss."""
+    yield f"the gradient is not finite: norm {norm}, loss {value}"
     for name, tensor in (("embedding", frozen.embedding), ("head", frozen.head)):
         if rows := int((~tensor.sum(-1).isfinite()).sum()):
             yield f"nor are {rows} rows of target {frozen.version}'s {name}"
@@ -136,9 +138,9 @@ class Trainer:
             self._optimiser.step()
             self._average.update_parameters(self.network)
         self.steps, self.tokens = self.steps + 1, self.tokens + chains
-        said = f"the gradient is not finite: norm {norm}, loss {total.item()}"
-        skipped = "" if finite else ", ".join([said, *_suspects(self.frozen, packs)])
-        return Metrics(self.steps, total.item(), norm, chains, skipped)
+        value = total.item()
+        skipped = "" if finite else ", ".join(_unlearnable(norm, value, self.frozen, packs))
+        return Metrics(self.steps, value, norm, chains, skipped)
 
     def gradients(self, packs: Sequence[Pack]) -> tuple[Tensor, int]:
         """Those of all `packs`, wherever they were computed; the loss, and how many chains there were."""
