@@ -42,6 +42,18 @@ def test_on_devices_of_its_own_it_trains_always() -> None:
         assert scene.workers.asked() == ()
 
 
+def test_without_spot_training_no_load_asks_for_a_device() -> None:
+    scene = Scene(SpotSettings())
+    scene.hello("one", "a", "b")
+    scene.load(0, "one")
+    scene.load(0, "one", seconds=3)  # it has drained
+    scene.load(3, "one", seconds=1)
+    scene.hands.now += 60
+    scene.workers.tick()
+    assert scene.workers.asked() == () and scene.workers.training() == (0, 1)
+    assert not scene.overdue, "nobody is to end it for what it need not give back"
+
+
 def test_each_rank_by_the_load_on_its_own_device() -> None:
     scene = Scene()
     scene.hello("one", "a")

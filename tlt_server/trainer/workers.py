@@ -64,7 +64,7 @@ class Workers:
         name = peer.rpartition("/")[0]
         with self._lock:
             self._meet(name, hello.devices)
-            if hello.load is not None:
+            if self._settings.on and hello.load is not None:
                 self._report(name, hello.load + hello.lent)
 
     def _meet(self, server: str, devices: tuple[str, ...]) -> None:
