@@ -4,6 +4,8 @@ The format: https://github.com/huggingface/safetensors#format
 """
 
 import io
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +91,15 @@ def of(file: io.FileIO, size: int) -> tuple[dict[str, Entry], int]:
     files.fill(file, memoryview(text))
     begin = 8 + len(text)
     return entries(bytes(text), size - begin), begin
+
+
+def begin(name: str, shape: Sequence[int], dtype: torch.dtype) -> bytes:
+    """What a file of this one tensor begins with, before the tensor's bytes."""
+    told = {known: called for called, known in DTYPES.items()}[dtype]
+    entry = Entry(told, (*shape,), (0, math.prod(shape) * dtype.itemsize))
+    text = msgspec.json.encode({"__metadata__": {"format": "pt"}, name: entry})
+    text += b" " * (-len(text) % 8)  # the format wants the tensor to lie at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text
 
 
 def nbytes(path: Path) -> int:

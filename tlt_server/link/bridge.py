@@ -24,8 +24,8 @@ EVENTS_EVERY, LOAD_EVERY = 0.1, 0.25
 KEPT = 256
 """Of what the server has no time for now: a trainer may say more than that, and the last counts."""
 NO_DRAFTER = DrafterVersion(0, "", None, None)
-REST = 4.0
-"""Times as long as sharing took, until it may begin again while requests run, so that it takes a fifth of their time at
+REST = 1.0
+"""Times as long as sharing took, until it may begin again while requests run, so that it takes half of their time at
 most; more, and the trainer would wait for it longer. What was published meanwhile is skipped, but for the last."""
 
 

@@ -131,7 +131,7 @@ class Service:
             return
         try:
             before = parts.trainer.frozen
-            parts.trainer.frozen = load_frozen(folder, target, before.head.dtype, before).to(parts.trainer.device)
+            parts.trainer.frozen = load_frozen(folder, target, before.head.dtype, before, parts.trainer.device)
         except ConfigError as error:
             log.warning("target %d: what drafters share with it cannot be used: %s", target, error)
             servers.forget(target)

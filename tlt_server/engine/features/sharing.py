@@ -12,7 +12,7 @@ between two steps, as one may have learnt of a publication's end where another h
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from tlt_client.schemas import SharedTarget
 
+from tlt_server.drafter import header
 from tlt_server.engine.ranks import joined, lowest, objections, twin
 from tlt_server.engine.weights.publications import Publications
 from tlt_server.errors import OutOfTurn, UpdateRefused
@@ -63,11 +63,22 @@ class _Folder:
             unchanged = {name: lowest(self._group, same[name]) for name in tensors}
             changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
             for name, tensor in changed.items():
-                if (copy := joined(self._group, _copied(tensor))) is not None:
-                    file = path / f"{name}.safetensors"
-                    file.unlink(missing_ok=True)  # who reads the one before goes on, and there may be no room for two
-                    save_file({name: copy[: self._rows]}, file, {"format": "pt"})
+                self._save(path / f"{name}.safetensors", name, tensor)
         self._marks, self.path = marks, path
+
+    def _save(self, file: Path, name: str, tensor: torch.Tensor) -> None:
+        """The first rows of all ranks' as a safetensors file."""
+        parts: Iterable[torch.Tensor] = _on_cpu(tensor[: self._rows] if self._group is None else tensor)
+        if self._group is not None:
+            whole = joined(self._group, torch.cat([part.clone() for part in parts]))
+            if whole is None:
+                return
+            parts = [whole[: self._rows]]
+        file.unlink(missing_ok=True)  # who reads the one before goes on, and there may be no room for two
+        with file.open("xb") as out:
+            out.write(header.begin(name, (self._rows, *tensor.shape[1:]), tensor.dtype))
+            for part in parts:
+                out.write(memoryview(part.view(torch.uint8).numpy()))
 
     def remove(self) -> None:
         """It is not of one version."""
@@ -168,18 +179,17 @@ def _embedding_and_head(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return embedding, head
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The same [V, H], contiguous on the CPU. It goes through a chunk of pinned memory: while the GPU copies to memory
-    that is not pinned, the driver may keep other threads of the process from launching kernels."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+def _on_cpu(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Its rows [V, H] in parts, contiguous, each until the next is asked for. They go through a chunk of pinned memory:
+    while the GPU copies to memory that is not pinned, the driver may keep other threads of the process from launching
+    kernels."""
     rows = min(len(tensor), max(1, CHUNK_BYTES // tensor[0].nbytes))
     chunk = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    for part, place in zip(tensor.split(rows), copy.split(rows), strict=True):
+    for part in tensor.split(rows):
         arrived = chunk[: len(part)].copy_(part, non_blocking=True)
         if tensor.is_cuda:
             torch.cuda.current_stream().synchronize()
-        place.copy_(arrived)
-    return copy
+        yield arrived
 
 
 def _mark(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ from safetensors import SafetensorError
 
 from tlt_server.drafter.folder import write
 from tlt_server.drafter.published import read
-from tlt_server.drafter.target import read_tensor
+from tlt_server.drafter.target import CPU, read_tensor
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.network import Network, network
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,18 @@ def load_drafter(folder: Path) -> Drafter:
     return Drafter(made, found.config)
 
 
-def load_frozen(folder: Path, version: int, dtype: torch.dtype = torch.float32, like: Frozen | None = None) -> Frozen:
+def load_frozen(
+    folder: Path,
+    version: int,
+    dtype: torch.dtype = torch.float32,
+    like: Frozen | None = None,
+    device: torch.device = CPU,
+) -> Frozen:
     """Embedding and head of a target's folder, tied where it has no head; of the shapes of `like`. Raises ConfigError:
     they are not there, do not fit, or are not finite."""
     embedding_like, head_like = (like.embedding, like.head) if like else (None, None)
-    embedding = read_tensor(folder, "model.embed_tokens.weight", like=embedding_like).to(dtype)
-    head = read_tensor(folder, "lm_head.weight", "model.embed_tokens.weight", like=head_like).to(dtype)
+    embedding = read_tensor(folder, EMBEDDING, like=embedding_like, device=device).to(dtype)
+    head = read_tensor(folder, "lm_head.weight", EMBEDDING, like=head_like, device=device).to(dtype)
     if not all(torch.isfinite(torch.stack(torch.aminmax(each))).all() for each in (embedding, head)):
         raise ConfigError(f"target {folder}: its embedding or head is not finite")
     return Frozen(embedding, head, version)
