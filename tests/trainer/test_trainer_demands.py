@@ -44,6 +44,20 @@ def test_steps_are_taken_then_judged_then_over() -> None:
     assert demands.left == 0
 
 
+def test_steps_that_nobody_wants_judged_are_over_once_they_are_taken() -> None:
+    demands, due = Demands(), list[bool]()
+
+    async def both() -> tuple[int, bool] | None:
+        asking = asyncio.create_task(demands.meet(2, 60.0, never, judge=False))
+        await asyncio.sleep(0)
+        while demands.left:
+            due.append(demands.take())
+        return await asking
+
+    assert asyncio.run(both()) == (2, True)
+    assert due == [False, False]
+
+
 def test_whoever_waits_no_longer_makes_way_for_others() -> None:
     demands = Demands()
 

@@ -89,7 +89,12 @@ def test_the_routes_around_weights(connect: Connect) -> None:
         _, path, fields, key = server.other[-1]
         assert (path, fields["connected"], fields["received"], key) == ("/tlt/v1/trainer", True, 3, "Bearer admin")
         assert client.train_drafter(5, within_s=9.0) == TrainedSteps(5, 0.5, 2, 2)
-        assert server.other[-1] == ("POST", "/tlt/v1/train/steps", {"steps": 5, "within_s": 9.0}, "Bearer admin")
+        assert server.other[-1] == (
+            "POST",
+            "/tlt/v1/train/steps",
+            {"steps": 5, "within_s": 9.0, "judge": True},
+            "Bearer admin",
+        )
         assert client.share_target("/s/1") == SharedTarget(3, "/s/1")
         assert server.other[-1] == ("POST", "/tlt/v1/target/share", {"path": "/s/1"}, "Bearer admin")
 

@@ -29,6 +29,7 @@ GOOD = {"url": "http://127.0.0.1:9", "model": str(default_paths()[0])}
         ("held_out", -1),
         ("max_age", -1),
         ("drafter_steps", 0),
+        ("drafter_judged_every", 0),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(setting: str, value: float) -> None:

@@ -44,6 +44,7 @@ def train(
     offload: Annotated[bool, typer.Option(help="Release the server's memory while the policy learns.")] = False,
     drafter_trainer: Annotated[str | None, typer.Option(help="URL of one with on_demand.")] = None,
     drafter_steps: Annotated[int, typer.Option(help="That it takes in a step.")] = 5,
+    drafter_judged_every: Annotated[int, typer.Option(help="Steps from one judgement of it to the next.")] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Steps from one state to the next.")] = 10,
     resume: Annotated[bool, typer.Option(help="Go on from the state in --out.")] = False,
     held_out: Annotated[int, typer.Option(help="Held-out problems to answer first and last.")] = 0,

@@ -65,6 +65,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """URL of a drafter trainer with `on_demand`: in each step, before the policy is published, it trains."""
     drafter_steps: int = 5
     """So many steps."""
+    drafter_judged_every: int = 1
+    """Steps of the policy: a judgement, which publishes what is better, takes as long as several of the drafter's."""
     checkpoint_every: int = 10
     """Steps from one state, that a run can be resumed from, to the next; the last step leaves one as well."""
     held_out: int = 0
@@ -77,8 +79,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("steps", "prompts", "max_new_tokens", "updates", "batch_tokens", "head_rows", "checkpoint_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("drafter_steps", "drafter_judged_every"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("max_age", self.max_age >= 0, "at least 0")
-        self._require("drafter_steps", self.drafter_steps >= 1, "at least 1")
         on_policy = self.rollouts == "on_policy"
         self._require("offload", on_policy or not self.offload, "false: a server that samples keeps its memory")
         self._require("group", self.group >= 2, "at least 2: an advantage compares the responses to one problem")

@@ -75,7 +75,7 @@ class Training:
 
         learnt = self._learnt(number, trajectories, clock)
 
-        drafted = self._drafted(clock)
+        drafted = self._drafted(number, clock)
 
         with clock.phase("publish"):
             self.publisher.publish(self.policy, str(number))
@@ -133,7 +133,7 @@ class Training:
                 self.client.resume_memory_occupation()
         return learnt
 
-    def _drafted(self, clock: Clock) -> int:
+    def _drafted(self, number: int, clock: Clock) -> int:
         """Steps that the drafter trainer took, with the memory of this policy's passes where it shares its GPU; none
         where it is not there. What it learns from is of the policy that is still in force."""
         config = self.config
@@ -142,7 +142,7 @@ class Training:
         with clock.phase("draft"), Client(config.drafter_trainer) as trainer:
             self.policy.rest()
             try:
-                made = trainer.train_drafter(config.drafter_steps)
+                made = trainer.train_drafter(config.drafter_steps, judge=number % config.drafter_judged_every == 0)
             except RequestUnserved as error:
                 logger.warning("the drafter stays as it is: its trainer at %s: %s", config.drafter_trainer, error)
                 return 0

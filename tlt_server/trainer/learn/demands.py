@@ -10,9 +10,11 @@ POLL_S = 0.005
 
 @dataclass
 class _Demand:
-    """asked: steps. taken: of them. is_over: all are taken and judged, and what they gave is active, or was refused."""
+    """asked: steps. judge: after them. taken: of them. is_over: all are taken and, if they are to be, judged, and what
+    they gave is active, or was refused."""
 
     asked: int
+    judge: bool
     taken: int = 0
     is_over: bool = False
 
@@ -26,7 +28,7 @@ class Demands:
         """Whether the trainer ends: nothing is taken any more."""
 
     async def meet(
-        self, steps: int, within_s: float, is_gone: Callable[[], Awaitable[bool]]
+        self, steps: int, within_s: float, is_gone: Callable[[], Awaitable[bool]], *, judge: bool = True
     ) -> tuple[int, bool] | None:
         """Steps that were taken within the time, and whether all is over; None: others are being taken.
 
@@ -34,7 +36,7 @@ class Demands:
         """
         if self._now is not None:
             return None
-        self._now = now = _Demand(steps)
+        self._now = now = _Demand(steps, judge)
         until = time.monotonic() + within_s
         try:
             while not (now.is_over or self.ended) and time.monotonic() < until and not await is_gone():
@@ -56,10 +58,11 @@ class Demands:
         return now.asked - now.taken if now else 0
 
     def take(self) -> bool:
-        """A step was taken; whether it is the last for now."""
+        """A step was taken; whether it is the last for now, and is to be judged."""
         if now := self._now:
             now.taken += 1
-        return not self.left
+            now.is_over = not (self.left or now.judge)
+        return not self.left and (now is None or now.judge)
 
     def settle(self) -> None:
         """Nothing is left to judge, nor on its way."""

@@ -154,6 +154,9 @@ class TrainSteps(msgspec.Struct, frozen=True):
     """Of training, a pack of features each (of each of the trainer's processes)."""
     within_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
     """What is not over by then is left as it is."""
+    judge: bool = True
+    """After them: what is better than the active drafter is published. Else they are over once they are taken, and a
+    later demand judges what they gave: a judgement takes as long as several steps."""
 
 
 class TrainedSteps(msgspec.Struct, frozen=True):
