@@ -55,9 +55,9 @@ for part in "$@"; do
     modes) measure "$part" "${demo[@]}" --arms off frozen --replayed --steps "${STEPS:-15}" \
       --modes offload one_step_off partial ;;
     long) measure "$part" "${long[@]}" --arms off frozen ;;
-    longonline) measure "$part" "${long[@]}" --arms online ;;
-    longmuted) measure "$part" "${long[@]}" --arms muted ;;
-    change) measure "$part" "${demo[@]}" --arms off frozen online --change ;;
+    longonline) measure "$part" "${long[@]}" --arms online --packs 3 ;;
+    longmuted) measure "$part" "${long[@]}" --arms muted --packs 3 ;;
+    change) measure "$part" "${demo[@]}" --arms off frozen online --change --packs 4 --judged-every 1 ;;
     8x8) measure "$part" "${demo[@]}" --arms off frozen --prompts 8 --replayed ;;
     16x8) measure "$part" "${demo[@]}" --arms off frozen --prompts 16 --replayed --checkpointing ;;
     join)

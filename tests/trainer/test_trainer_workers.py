@@ -50,7 +50,8 @@ def test_without_spot_training_no_load_asks_for_a_device() -> None:
     scene.load(3, "one", seconds=1)
     scene.hands.now += 60
     scene.workers.tick()
-    assert scene.workers.asked() == () and scene.workers.training() == (0, 1)
+    assert scene.workers.asked() == ()
+    assert scene.workers.training() == (0, 1)
     assert not scene.overdue, "nobody is to end it for what it need not give back"
 
 

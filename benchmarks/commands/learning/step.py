@@ -53,7 +53,7 @@ MEASURES = ("examples/grpo/tlt_grpo", "tlt_server/engine/decode", "tlt_server/st
 def planned(arguments: argparse.Namespace) -> Plan:
     """By the flags."""
     plan = SMOKE if arguments.smoke else Plan()
-    flags = ("steps", "prompts", "group", "learning_rate", "replayed", "modes", "packs", "held_out")
+    flags = ("steps", "prompts", "group", "learning_rate", "replayed", "modes", "packs", "judged_every", "held_out")
     given = {name: getattr(arguments, name) for name in flags}
     chosen = {name: value for name, value in given.items() if value is not None}
     plan = changing(plan) if arguments.change else plan
@@ -63,7 +63,7 @@ def planned(arguments: argparse.Namespace) -> Plan:
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
     """All figures so far, after each arm of each seed."""
     plan, figures = planned(arguments), Figures()
-    shape = None if arguments.model_path else SHAPES.get(arguments.shape)
+    shape = SHAPES.get(padded_to(arguments) or "")
     config = plan.config(models.target, models.workload.longest, 0)
     one = learner(config, shape, models.workload.models / "target")
     for seed in arguments.seeds:
@@ -71,6 +71,11 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
         for found in _of_seed(seed, plan, models, one, logs, arguments):
             figures = _added(before, found)
             yield figures
+
+
+def padded_to(arguments: argparse.Namespace) -> str | None:
+    """The shape; None: the models are as they are."""
+    return arguments.shape if not arguments.model_path and arguments.shape in SHAPES else None
 
 
 def _of_seed(
@@ -84,8 +89,8 @@ def _of_seed(
     asked = arguments.arms or (arm for arm in ARMS if not (arguments.smoke and arm == MUTED))
     for group in kinds(sorted(asked, key=ARMS.index)):
         one.rest()
-        lends = OFFLOAD in plan.modes and OFF in group
-        with serving(group, models, sizes, logs, smoke=arguments.smoke, seed=seed, lends=lends) as served:
+        lends, shape = OFFLOAD in plan.modes and OFF in group, padded_to(arguments)
+        with serving(group, models, sizes, logs, smoke=arguments.smoke, seed=seed, lends=lends, shape=shape) as served:
             sweeps = OFF in group and (STATIC in group or plan.replayed)
             static, swept = runner.sweep(served) if sweeps else (None, [])
             for mode, arm in plan.runs(group, seed):
@@ -122,6 +127,9 @@ def main(argv: Sequence[str]) -> None:
     flags.add_argument("--replayed", nargs="*", type=positive, help="prompts of steps to replay (default: 8 16)")
     flags.add_argument("--modes", nargs="+", choices=MODES, help=f"of off and frozen (default: {Plan().modes[0]})")
     flags.add_argument("--packs", type=positive, help=f"that a drafter learns from in a step (default: {Plan().packs})")
+    flags.add_argument(
+        "--judged-every", type=positive, help=f"steps a drafter is judged (default: {Plan().judged_every})"
+    )
     flags.add_argument("--held-out", type=positive, help=f"problems at the end (default: {Plan().held_out})")
     flags.add_argument("--checkpointing", action="store_true", help="activations are computed again: for larger steps")
     flags.add_argument(

@@ -43,8 +43,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     replayed: tuple[int, ...] = (8, 16)
     """Prompts of larger steps, whose times are replayed."""
     modes: tuple[str, ...] = (ON_POLICY,)
-    packs: int = 5
-    """That a drafter is trained with in a step, where one is."""
+    packs: int = 1
+    """That a drafter is trained with in a step, where one is: of 4,096 tokens on a GPU, a step of 4 x 8 has 5,000."""
+    judged_every: int = 4
+    """Steps: a judgement takes as long as several packs."""
     held_out: int = 256
     """Problems that are answered once each when a run is over."""
     learning_rate: float = 1e-5
@@ -97,6 +99,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             checkpointing=self.checkpointing,
             publish="tensor",
             drafter_steps=self.packs,
+            drafter_judged_every=self.judged_every,
             device="cuda" if has_gpu() else "cpu",
             seed=seed,
         )
@@ -113,6 +116,7 @@ SMOKE = Plan(
     compared=4,
     modes=MODES,
     packs=2,
+    judged_every=1,
     held_out=8,
     lesson_updates=1,
 )

@@ -20,6 +20,7 @@ from benchmarks.lib.training.trainers import training
 from tlt_server.engine.graphs.capture import sizes_of
 from tlt_server.launch import has_gpu
 
+PADDED = "benchmarks.lib.step.padded_trainer"
 SETTINGS = Path(__file__).with_name("drafter_trainer.toml")
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 HELD = 131_072
@@ -55,8 +56,10 @@ def serving(
     smoke: bool,
     seed: int,
     lends: bool = False,
+    shape: str | None = None,
 ) -> Iterator[Serving]:
-    """One of `kinds`. sizes: of batches, ascending. lends: its memory, to the policy while that learns.
+    """One of `kinds`. sizes: of batches, ascending. lends: its memory, to the policy while that learns. shape: that the
+    models were padded to.
 
     Raises:
         ServerFailed: a process ended early.
@@ -71,7 +74,7 @@ def serving(
         if name != PLAIN:
             flags += ["--watchdog", "observe"]  # a drafter that falls behind is to be measured there
         if name in TRAINED:
-            control, trainer = stack.enter_context(_trainer(models, folder, seed, mute=name == MUTED))
+            control, trainer = stack.enter_context(_trainer(models, folder, seed, shape, mute=name == MUTED))
             flags += ["--trainer", control]
         site = Site(models.target, models.drafter, folder, sizes, HELD, natural=True)
         side = replace(next(iter(sides.values())), flags=tuple(flags), max_batch=sizes[-1])
@@ -90,7 +93,7 @@ def _sides(arms: Sequence[str], sizes: Sequence[int], smoke: bool) -> dict[str, 
 
 
 @contextmanager
-def _trainer(models: Models, folder: Path, seed: int, *, mute: bool) -> Iterator[tuple[str, str]]:
+def _trainer(models: Models, folder: Path, seed: int, shape: str | None, *, mute: bool) -> Iterator[tuple[str, str]]:
     """Control address and URL. mute: it trains and judges, and finds nothing good enough to publish."""
     gate = f"policy.floor = {1e6 if mute else 1.2}\n"
     config = folder / "train.toml"
@@ -98,5 +101,6 @@ def _trainer(models: Models, folder: Path, seed: int, *, mute: bool) -> Iterator
     with tempfile.TemporaryDirectory(prefix="tlt-") as scratch:  # the path of a socket may not be long
         control, flags = f"ipc://{scratch}/control", ("--target", str(models.target), "--drafter", str(models.drafter))
         drafters, log = Path(scratch) / "drafters", folder / "train.log"
-        with training(control, config, drafters, log, *flags) as status:
+        module = (PADDED, shape, str(models.workload.models)) if shape else ("tlt_server",)
+        with training(control, config, drafters, log, *flags, module=module) as status:
             yield control, status.removesuffix("/tlt/v1/train/status")
