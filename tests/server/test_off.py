@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 from tlt_client import Client, SamplingParams, StrategyUpdate, VersionConflict
 from tlt_client.schemas import Arm, SelectionBucket
 
@@ -118,6 +119,21 @@ def test_the_drafter_catches_up_after_a_long_stretch(speculating: Client, refere
         with counted(client) as as_prompts:
             client.generate_batch(heads, rest)
         assert found[0] > 1 + 0.95 * (as_prompts[0] - 1)
+
+
+@EVERY_DRAFTER
+def test_the_drafter_reads_while_a_batch_is_too_large_for_it(speculating: Client, reference: Reference) -> None:
+    """The request that outlives the others is drafted as if what it had by then had been its prompt."""
+    client, longer = speculating, replace(PAST_ENDS, max_new_tokens=LONG + 120)
+    arm = client.strategy().arms[0]
+    client.set_strategy(StrategyUpdate("bandit", buckets=(SelectionBucket(1, (arm,)), SelectionBucket(2, (None,)))))
+    with counted(client) as found:
+        last, *_ = client.generate_batch(PROMPTS[:4], [longer, PAST_ENDS, PAST_ENDS, PAST_ENDS])
+    client.flush_cache(wait_s=5)
+    head = [*reference.tokens(PROMPTS[0]), *last.tokens[:LONG]]
+    with counted(client) as as_prompt:
+        client.generate_batch([head], SamplingParams(temperature=0, max_new_tokens=120, ignore_eos=True))
+    assert found[0] > 1 + 0.9 * (as_prompt[0] - 1)
 
 
 @pytest.mark.server("eagle-chain")

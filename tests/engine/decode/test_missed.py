@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.engine.decode.missed import MEMORY, WINDOW, Missed, ragged, window_of
+from tlt_server.engine.decode.missed import FULL, LEAST_WINDOW, MEMORY, MOST_READ, WINDOW, Missed, ragged, window_of
 
 SLOTS, LONGEST = 6, 400
 
@@ -89,6 +89,28 @@ def test_what_is_read_again_is_what_was_missed_last(data: st.DataObject) -> None
     assert not places[~inside].any()
     ring.forget(reqs)
     assert not any(ring.counts(reqs))
+
+
+@given(st.integers(LEAST_WINDOW, WINDOW), st.integers(1, 512), st.integers(0, 10))
+def test_no_ring_overflows_while_all_requests_decode_plainly(window: int, requests: int, late: int) -> None:
+    """All fill theirs at once, but for some that came later; no reading takes more than its tokens, none is short."""
+    ring, counts, read = a_ring()[0], [0] * requests, []
+    ring.window = window
+    counts[: late * requests // 10] = [-7] * (late * requests // 10)
+    for _ in range(4 * window):
+        if due := ring.due([min(max(count, 0), window) for count in counts]):
+            assert 0 < sum(due) <= MOST_READ
+            assert all(each in {0, count} for each, count in zip(due, counts, strict=True))
+            counts = [0 if each else count for each, count in zip(due, counts, strict=True)]
+            read += [each for each in due if each]
+        counts = [count + 1 for count in counts]
+        assert max(counts) <= window
+    assert all(each >= FULL * window for each in read)
+
+
+def test_a_ring_that_is_too_small_is_not_read_in_between() -> None:
+    ring, _ = a_ring()
+    assert ring.due([ring.window, 0]) == []
 
 
 class Drafter:

@@ -3,7 +3,9 @@
 The drafter's keys and values of a position are made of the target's hidden state there and of the token that follows.
 A plain step has both; they are kept for the last `WINDOW` positions of each request, in a ring. Before a request's
 first step with an arm the drafter reads them, which gives the step its proposal too: by the arm's draft-extend in its
-CUDA graph, up to `PASSES` times, or else by a prefill. What lies farther back stays unknown to it.
+CUDA graph, up to `PASSES` times, or else by a prefill. Where many plain steps follow each other, and an arm may yet be
+chosen for what is left of the batch, it reads in between what the ring has no room for: what it never reads costs it
+half of the tokens that it would have accepted to the request's end.
 """
 
 import copy
@@ -23,6 +25,12 @@ PASSES = 4
 """Of draft-extend, at most: reckoned to take less than a prefill, whose plan waits for the GPU."""
 MEMORY = 256 << 20
 """Bytes for the states of all requests together."""
+LEAST_WINDOW = 32
+"""Positions; with fewer, what is read in between would take as long as the plain steps."""
+FULL = 0.75
+"""Of a ring, from which on it is read in between: all requests of a batch fill theirs at once, and have turns."""
+MOST_READ = 8192
+"""Tokens in between two steps, as many as SGLang prefills at once on a large GPU."""
 
 
 class Missed:
@@ -55,6 +63,18 @@ class Missed:
     def counts(self, reqs: list[Any]) -> list[int]:
         """How many tokens of each request the drafter will have to read; of more that it missed, it reads the last."""
         return [min(getattr(req, "tlt_missed", 0), self.window) for req in reqs]
+
+    def due(self, counts: Sequence[int]) -> list[int]:
+        """Of `counts`, those to read before rings overflow, as many as go in at once, the fullest first; 0 for others,
+        and, where there are none, nothing."""
+        full = [(count, place) for place, count in enumerate(counts) if count >= FULL * self.window]
+        if not full or self.window < LEAST_WINDOW:
+            return []
+        now, room = [0] * len(counts), MOST_READ
+        for count, place in sorted(full, reverse=True):
+            if count <= room:
+                now[place], room = count, room - count
+        return now
 
     def read_in_step(self, batch: Any, counts: Sequence[int]) -> None:
         """Catches up by draft-extends of the active arm, as many as it takes. The proposal in the batch's `spec_info`
@@ -101,8 +121,9 @@ class Missed:
         return self._tokens[kept].flatten(), self._states[kept].flatten(0, 1), places.flatten()
 
     def read_as_prefill(self, batch: Any, counts: Sequence[int]) -> None:
-        """As `read_in_step`, however much was missed, up to `window`; active is what SGLang started with. Waits for the
-        GPU where the attention backend works without lengths on the CPU."""
+        """As `read_in_step`, however much was missed, up to `window`; active is what SGLang started with. counts: 0 for
+        requests that are left as they are. Waits for the GPU where the attention backend works without lengths on the
+        CPU."""
         behind = [place for place, count in enumerate(counts) if count]
         places = torch.tensor(behind).to(batch.device, non_blocking=True)
         extend = self._extend(batch, behind, places, [counts[place] for place in behind])
@@ -121,7 +142,7 @@ class Missed:
         proposal.topk_p = proposal.topk_p.index_copy(0, places, probs)
         proposal.topk_index = proposal.topk_index.index_copy(0, places, found)
         proposal.hidden_states = proposal.hidden_states.index_copy(0, places, output.hidden_states)
-        self.forget(batch.reqs)
+        self.forget(extend.reqs)
 
     def _extend(self, batch: Any, behind: list[int], places: torch.Tensor, counts: list[int]) -> Any:
         """A prefill's `ScheduleBatch` of the requests behind, of the last `counts` tokens of each."""

@@ -15,7 +15,7 @@ from tlt_client import schemas
 from tlt_server.config import Arm, ServerConfig
 from tlt_server.engine.decode.arms import Arms, arms_of
 from tlt_server.engine.decode.history import Histories
-from tlt_server.engine.decode.missed import PASSES
+from tlt_server.engine.decode.missed import PASSES, Missed
 from tlt_server.engine.decode.plain import PlainSteps
 from tlt_server.engine.decode.routed import routed_experts
 from tlt_server.engine.decode.timing import pass_timings, tell, timings
@@ -218,6 +218,8 @@ class EagleWorker(EAGLEWorkerV2):
         if missed is None:
             return 0
         behind = missed.counts(batch.reqs)
+        if arm is None:
+            self._read_between(batch, missed, behind)
         if arm is None or not any(behind):
             return sum(behind)
         few = max(behind) <= PASSES * arm.path
@@ -226,3 +228,12 @@ class EagleWorker(EAGLEWorkerV2):
         with draft_context(self._draft_worker):
             read(batch, behind)
         return sum(behind)
+
+    def _read_between(self, batch: Any, missed: Missed, behind: list[int]) -> None:
+        """Before a plain step, where a smaller batch would be drafted for."""
+        if any(arm is not None and not arm.of_history for arm in self.table.arms) and (due := missed.due(behind)):
+            if self.speculation is not None:
+                self.speculation.interrupted()
+            self._arms.put(None)
+            with draft_context(self._draft_worker):
+                missed.read_as_prefill(batch, due)
