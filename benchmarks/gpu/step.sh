@@ -49,8 +49,8 @@ for part in "$@"; do
   long=(--models "$models-long" --workload long --seeds "$seed" --checkpointing --replayed --steps "${STEPS:-10}")
   case ${part%_"$seed"} in
     off_bandit) measure "$part" "${demo[@]}" --arms off frozen plain --replayed ;;
-    online) measure "$part" "${demo[@]}" --arms online ;;
-    muted) measure "$part" "${demo[@]}" --arms muted ;;
+    online) measure "$part" "${demo[@]}" --arms online --replayed ;;
+    muted) measure "$part" "${demo[@]}" --arms muted --replayed ;;
     seed) measure "$part" "${demo[@]}" --arms off static frozen again ;;
     modes) measure "$part" "${demo[@]}" --arms off frozen --replayed --steps "${STEPS:-15}" \
       --modes offload one_step_off partial ;;

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tlt_server.drafter.target import CPU
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.results import git_revision
 from tlt_server.trainer.checkpoint import Checkpoints
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 """Until it is seen what there is to do, while no features arrive; where steps are asked for, a tenth of that."""
-
-HOST = torch.device("cpu")
 
 MOST_IN_VAIN = 16
 """Doublings of what a trainer waits whose drafters are not kept; 65,536 times as long is never."""
@@ -65,6 +64,11 @@ class Parts:
     fetcher: Fetcher
     sender: Sender
 
+    def move(self, device: torch.device) -> None:
+        """All that trains and judges, to the device or off it."""
+        self.trainer.move(device)
+        self.judge.move(device)
+
 
 class Service:
     """The loop; `is_over` is asked between two steps. demands: when it trains; None: whenever there are features."""
@@ -74,14 +78,12 @@ class Service:
         self._intake = Intake(parts.inlet, parts.inbox, parts.buffer)
         self._edition: Edition | None = parts.published.newest()
         self._published_for = self._judged_for = -1
-        self._judgement_is_due = False
+        self._judgement_is_due = self._took = False  # took: memory, for passes
         self._in_vain = 1  # drafters in a row that were not kept, and one
         self._saved = parts.trainer.steps
-        self._learnt = 0
-        self._rate = 0.0
+        self._learnt, self._rate = 0, 0.0
         self._loss: float | None = None
-        self._revision = git_revision()
-        self._state = "waiting for a server"
+        self._revision, self._state = git_revision(), "waiting for a server"
         self.status = self._status()
 
     def run(self) -> None:
@@ -101,6 +103,7 @@ class Service:
             present = self._parts.workers.training()
             if waits_for := self._waits_for(present):
                 self._state = waits_for
+                self._rest()
                 self._intake.wait(IDLE_S / 10 if self._demands else IDLE_S)
             else:
                 self._state = "training"
@@ -115,8 +118,7 @@ class Service:
 
     def _catch_up(self) -> None:
         """With the servers' newest target."""
-        parts = self._parts
-        newest = parts.servers.targets.newest
+        parts, newest = self._parts, self._parts.servers.targets.newest
         if newest > parts.buffer.newest:
             parts.buffer.advance(newest)
         if newest > parts.trainer.frozen.version:
@@ -141,17 +143,17 @@ class Service:
         parts = self._parts
         for rank in parts.workers.asked():
             if rank == 0:
-                parts.trainer.move(HOST)
-                parts.judge.move(HOST)
+                parts.move(CPU)
                 release(parts.device)
             else:
                 parts.trainer.team.free(rank)
             parts.workers.yielded(rank)
 
-    def _take_back(self) -> None:
-        """Onto this process's device, where `_give_back` has freed it."""
-        for part in (self._parts.trainer, self._parts.judge):
-            part.move(self._parts.device)
+    def _rest(self) -> None:
+        """Leaves what passes took of the device to who asks for steps, and uses it in between."""
+        if self._demands and self._took:
+            self._took = False
+            release(self._parts.device)
 
     def _waits_for(self, present: Sequence[int]) -> str:
         """Why not to train now; empty where there is no reason. present: ranks that may."""
@@ -179,8 +181,8 @@ class Service:
             self._state = "waiting for features"
             self._intake.wait(IDLE_S)
             return
-        self._take_back()
-        parts.trainer.team.present = present
+        parts.move(parts.device)
+        self._took, parts.trainer.team.present = True, present
         metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
         learnt = sum(run.learnt for run in runs)
         self._learnt += learnt
@@ -206,7 +208,7 @@ class Service:
     def _judge(self) -> None:
         """Publishes the drafter in training, where it is better than the active one."""
         parts, self._judgement_is_due = self._parts, False
-        self._take_back()
+        parts.move(parts.device)
         held_out = parts.buffer.held_out(self._config.gate.entries)
         if parts.buffer.newest > parts.trainer.frozen.version:
             return
@@ -241,9 +243,8 @@ class Service:
         except DiskFailed as error:
             log.error("%s. Training goes on", error)
             return
-        self._edition = edition
-        self._published_for = parts.trainer.frozen.version
-        self._send(self._edition)
+        self._edition, self._published_for = edition, parts.trainer.frozen.version
+        self._send(edition)
         log.info("drafter %d is published: %s", version, reason)
 
     def _send(self, edition: Edition) -> None:
@@ -263,9 +264,8 @@ class Service:
         """Where the drafter's weights come from. trained_on: target version, as the servers count."""
         trainer = self._parts.trainer
         trained_on = self._parts.servers.targets.count_of(trainer.frozen.version)
-        numbers = {"trained_on": trained_on, "steps": trainer.steps, "tokens": trainer.tokens}
-        facts = {"target": self._config.target, "revision": self._revision}
-        return facts | {name: str(number) for name, number in numbers.items()}
+        facts = {"target": self._config.target, "revision": self._revision, "trained_on": trained_on}
+        return {key: str(each) for key, each in {**facts, "steps": trainer.steps, "tokens": trainer.tokens}.items()}
 
     def _status(self) -> Status:
         parts, verdict = self._parts, self._parts.judge.last
