@@ -21,7 +21,7 @@ from tlt_server.trainer.data.inbox import Inbox
 from tlt_server.trainer.data.intake import Intake
 from tlt_server.trainer.learn.demands import Demands
 from tlt_server.trainer.learn.loop import Trainer
-from tlt_server.trainer.learn.memory import release
+from tlt_server.trainer.learn.memory import release, relieve
 from tlt_server.trainer.learn.packing import pack
 from tlt_server.trainer.publish.folder import Drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge, Verdict
@@ -153,7 +153,7 @@ class Service:
         """Leaves what passes took of the device to who asks for steps, and uses it in between."""
         if self._demands and self._took:
             self._took = False
-            release(self._parts.device)
+            relieve(self._parts.device)
 
     def _waits_for(self, present: Sequence[int]) -> str:
         """Why not to train now; empty where there is no reason. present: ranks that may."""

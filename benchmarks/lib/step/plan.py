@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             max_new_tokens=self.max_new_tokens or longest,
             learning_rate=self.learning_rate,
             all_responses=True,
-            batch_tokens=16_384 if self.checkpointing else 4_096,  # of 7B, 6 MB of activations a token
+            batch_tokens=16_384 if self.checkpointing else 2_048,  # of 7B, 6 MB of activations a token
             checkpointing=self.checkpointing,
             publish="tensor",
             drafter_steps=self.packs,

@@ -23,7 +23,7 @@ from tlt_server.launch import has_gpu
 PADDED = "benchmarks.lib.step.padded_trainer"
 SETTINGS = Path(__file__).with_name("drafter_trainer.toml")
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-HELD = 131_072
+HELD = 65_536
 """Tokens in the server's cache: of 128 responses, few are long at a time."""
 
 

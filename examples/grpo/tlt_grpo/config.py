@@ -62,11 +62,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     offload: bool = False
     """The server's memory is released while the policy learns, where one GPU does not hold both."""
     drafter_trainer: str | None = None
-    """URL of a drafter trainer with `on_demand`: in each step, before the policy is published, it trains."""
+    """URL of a drafter trainer with `on_demand`: in each step, while the policy is published, it trains."""
     drafter_steps: int = 5
     """So many steps."""
     drafter_judged_every: int = 1
-    """Steps of the policy: a judgement, which publishes what is better, takes as long as several of the drafter's."""
+    """Steps of the policy: a judgement, which publishes what is better before the policy is, takes as long as several
+    of the drafter's."""
     checkpoint_every: int = 10
     """Steps from one state, that a run can be resumed from, to the next; the last step leaves one as well."""
     held_out: int = 0

@@ -3,8 +3,9 @@
 import logging
 import statistics
 import zlib
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from tlt_grpo.publishing import Publisher
 from tlt_grpo.rollouts import Batch, Rollouts, ages, roll_out, sampling
 
 logger = logging.getLogger(__name__)
+DRAFTERS_SHARE = 0.1
+"""Of the device's memory, that a drafter trainer's passes may need there."""
 STATE = "state.pt"
 """In `out`: what a run is resumed from."""
 
@@ -75,15 +78,13 @@ class Training:
 
         learnt = self._learnt(number, trajectories, clock)
 
-        drafted = self._drafted(number, clock)
-
-        with clock.phase("publish"):
+        with self._drafting(number, clock) as drafted, clock.phase("publish"):
             self.publisher.publish(self.policy, str(number))
 
         with clock.phase("keep"):
             if number % config.checkpoint_every == 0 or number == config.steps:
                 self.policy.keep(config.out / STATE, number)
-        said = {"drafter_steps": drafted, **aged([age for each in old for age in each], config.max_age)}
+        said = {"drafter_steps": sum(drafted), **aged([age for each in old for age in each], config.max_age)}
         return Step.of(number, sampled_by, batch.sampled, rewards, learnt, clock.seconds(), said)
 
     def held_out(self, number: int) -> HeldOut:
@@ -133,23 +134,38 @@ class Training:
                 self.client.resume_memory_occupation()
         return learnt
 
-    def _drafted(self, number: int, clock: Clock) -> int:
-        """Steps that the drafter trainer took, with the memory of this policy's passes where it shares its GPU; none
-        where it is not there. What it learns from is of the policy that is still in force."""
-        config = self.config
+    @contextmanager
+    def _drafting(self, number: int, clock: Clock) -> Iterator[list[int]]:
+        """Has the drafter trained by what was sampled; afterwards holds how many steps were taken. Beside the policy's
+        publication, unless it is judged: what it is judged by is of the policy that is still in force."""
+        config, taken = self.config, list[int]()
         if config.drafter_trainer is None:
+            yield taken
+            return
+        with clock.phase("draft"):
+            self.policy.rest(unless_free=DRAFTERS_SHARE)
+            if judge := number % config.drafter_judged_every == 0:
+                taken.append(self._ask_trainer(config.drafter_trainer, judge=True))
+        if judge:
+            yield taken
+            return
+        with ThreadPoolExecutor(1, "drafter") as beside:
+            asked = beside.submit(self._ask_trainer, config.drafter_trainer, judge=False)
+            yield taken
+            with clock.phase("draft"):
+                taken.append(asked.result())
+
+    def _ask_trainer(self, url: str, *, judge: bool) -> int:
+        """Steps that the drafter trainer took; none where it is not there."""
+        asked = self.config.drafter_steps
+        try:
+            with Client(url) as trainer:
+                made = trainer.train_drafter(asked, judge=judge)
+        except RequestUnserved as error:
+            logger.warning("the drafter stays as it is: its trainer at %s: %s", url, error)
             return 0
-        with clock.phase("draft"), Client(config.drafter_trainer) as trainer:
-            self.policy.rest()
-            try:
-                made = trainer.train_drafter(config.drafter_steps, judge=number % config.drafter_judged_every == 0)
-            except RequestUnserved as error:
-                logger.warning("the drafter stays as it is: its trainer at %s: %s", config.drafter_trainer, error)
-                return 0
         if made.waits_for:
-            logger.warning(
-                "the drafter trainer took %d of %d steps, %s", made.steps, config.drafter_steps, made.waits_for
-            )
+            logger.warning("the drafter trainer took %d of %d steps, %s", made.steps, asked, made.waits_for)
         return made.steps
 
 

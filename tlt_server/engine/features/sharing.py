@@ -54,7 +54,8 @@ class _Folder:
         Raises UpdateRefused: the folder cannot be made. Raises OSError: it cannot be written."""
         if objected := objections(self._group, self._begin(path)):
             raise UpdateRefused("; ".join(objected))
-        stream = None if written is None else torch.cuda.Stream()
+        # of the tensors' device: a thread's own is the first one
+        stream = None if written is None else torch.cuda.Stream(next(iter(tensors.values())).device)
         if stream is not None:
             stream.wait_event(written)
         with torch.cuda.stream(stream):  # of None: nothing, as on a CPU
@@ -62,12 +63,17 @@ class _Folder:
             same = {n: n in self._marks and torch.equal(mark, self._marks[n]) for n, mark in marks.items()}
             unchanged = {name: lowest(self._group, same[name]) for name in tensors}
             changed = {name: tensor.detach() for name, tensor in tensors.items() if not unchanged[name]}
-            for name, tensor in changed.items():
-                self._save(path / f"{name}.safetensors", name, tensor)
+        # ranks hand tensors over in one order; where there is one rank, each takes its own time
+        with ThreadPoolExecutor(2 if self._group is None else 1, "target-file") as pool:
+            list(pool.map(lambda name: self._save(path / f"{name}.safetensors", name, changed[name], stream), changed))
         self._marks, self.path = marks, path
 
-    def _save(self, file: Path, name: str, tensor: torch.Tensor) -> None:
+    def _save(self, file: Path, name: str, tensor: torch.Tensor, stream: Any) -> None:
         """The first rows of all ranks' as a safetensors file."""
+        with torch.cuda.stream(stream):
+            self._write_rows(file, name, tensor)
+
+    def _write_rows(self, file: Path, name: str, tensor: torch.Tensor) -> None:
         parts: Iterable[torch.Tensor] = _on_cpu(tensor[: self._rows] if self._group is None else tensor)
         if self._group is not None:
             whole = joined(self._group, torch.cat([part.clone() for part in parts]))

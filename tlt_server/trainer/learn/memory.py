@@ -9,6 +9,8 @@ from tlt_server.errors import ConfigError
 from tlt_server.trainer.learn.chains import Frozen
 from tlt_server.trainer.learn.network import Network
 
+OTHERS_SHARE = 0.1
+"""Of a GPU's memory, free for others where they share it."""
 LEARNT, JUDGED = 20, 8
 """Bytes of a weight: it, its average, its gradient and two moments; those of two drafters that it is compared with."""
 
@@ -62,3 +64,11 @@ def release(device: torch.device) -> None:
         torch.cuda.synchronize(device)
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def relieve(device: torch.device) -> None:
+    """As `release`, where less than OTHERS_SHARE is free."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if free < OTHERS_SHARE * total:
+            release(device)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,10 @@ def load_frozen(
 ) -> Frozen:
     """Embedding and head of a target's folder, tied where it has no head; of the shapes of `like`. Raises ConfigError:
     they are not there, do not fit, or are not finite."""
-    embedding_like, head_like = (like.embedding, like.head) if like else (None, None)
-    embedding = read_tensor(folder, EMBEDDING, like=embedding_like, device=device).to(dtype)
-    head = read_tensor(folder, "lm_head.weight", EMBEDDING, like=head_like, device=device).to(dtype)
+    wanted = [((EMBEDDING,), like and like.embedding), (("lm_head.weight", EMBEDDING), like and like.head)]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        read = pool.map(lambda each: read_tensor(folder, *each[0], like=each[1], device=device).to(dtype), wanted)
+        embedding, head = read
     if not all(torch.isfinite(torch.stack(torch.aminmax(each))).all() for each in (embedding, head)):
         raise ConfigError(f"target {folder}: its embedding or head is not finite")
     return Frozen(embedding, head, version)

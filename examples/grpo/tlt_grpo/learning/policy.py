@@ -121,10 +121,12 @@ class Policy:
         found = [self._update(some, before, clock) for some, before in zip(made, old, strict=bool(made))]
         return _over(found, clock) if found else None
 
-    def rest(self) -> None:
-        """Gives memory back that it does not use now."""
+    def rest(self, unless_free: float = 1.0) -> None:
+        """Gives memory back that it does not use now, where less than this share of the device's is free."""
         if self._config.device != "cpu":
-            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(self._config.device)
+            if free < unless_free * total:
+                torch.cuda.empty_cache()
 
     def settle(self) -> None:
         """Waits for the device."""
