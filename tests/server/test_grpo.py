@@ -174,7 +174,7 @@ def test_a_drafter_trainer_is_asked_in_each_step(
         drafter = {"drafter_trainer": trainer, "drafter_steps": 3, "drafter_judged_every": 2}
         train(config(url, tmp_path, steps=2, **drafter), client, lines.append)
     assert [(path, body["steps"]) for path, body in bodies] == [("/tlt/v1/train/steps", 3)] * 2
-    assert [body["judge"] for _, body in bodies] == [False, True]
+    assert [body["until"] for _, body in bodies] == ["taken", "judged"]
     assert [line.drafter_steps for line in lines if isinstance(line, Step)] == [2, 2]
     assert "took 2 of 3 steps, waiting for features" in caplog.text
 

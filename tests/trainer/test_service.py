@@ -122,7 +122,7 @@ def test_on_demand_it_takes_the_steps_that_it_is_asked_for(tmp_path: Path) -> No
             assert (made.steps, made.waits_for) == (7, "")
             assert made.published == made.active == server.newest == 1
             assert (trainer.status()["steps"], made.seconds > 0) == (7, True)
-            made = client.train_drafter(30, within_s=WITHIN_S, judge=False)
+            made = client.train_drafter(30, within_s=WITHIN_S, until="taken")
             assert (made.steps, made.published, made.waits_for) == (30, 1, "")
             server.held = True
             with ThreadPoolExecutor(1) as pool:

@@ -48,7 +48,7 @@ def test_steps_that_nobody_wants_judged_are_over_once_they_are_taken() -> None:
     demands, due = Demands(), list[bool]()
 
     async def both() -> tuple[int, bool] | None:
-        asking = asyncio.create_task(demands.meet(2, 60.0, never, judge=False))
+        asking = asyncio.create_task(demands.meet(2, 60.0, never, "taken"))
         await asyncio.sleep(0)
         while demands.left:
             due.append(demands.take())

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 """Until it is seen what there is to do, while no features arrive; where steps are asked for, a tenth of that."""
-
 MOST_IN_VAIN = 16
 """Doublings of what a trainer waits whose drafters are not kept; 65,536 times as long is never."""
 
@@ -111,8 +110,8 @@ class Service:
             if 0 in present and self._may_judge():
                 self._judge()
             self.status = self._status()
-            if self._demands and not self._judgement_is_due and not self._is_on_its_way():
-                self._demands.settle()
+            if self._demands and not self._judgement_is_due:
+                self._demands.settle(on_its_way=self._is_on_its_way())
 
     # -- what comes in --
 
@@ -244,6 +243,7 @@ class Service:
             log.error("%s. Training goes on", error)
             return
         self._edition, self._published_for = edition, parts.trainer.frozen.version
+        parts.judge.publish(version, drafter)
         self._send(edition)
         log.info("drafter %d is published: %s", version, reason)
 

@@ -168,7 +168,7 @@ async def _met(demands: Demands | None, request: Request, read: Callable[[], Sta
     if demands is None:
         raise HTTPException(409, "this trainer trains by itself: set on_demand = true in its settings")
     began = time.monotonic()
-    if (met := await demands.meet(asked.steps, asked.within_s, request.is_disconnected, judge=asked.judge)) is None:
+    if (met := await demands.meet(asked.steps, asked.within_s, request.is_disconnected, asked.until)) is None:
         raise HTTPException(409, "it takes steps that were asked for already: ask when they are over")
     if demands.ended:
         raise HTTPException(503, "the trainer ends: what it printed says why")

@@ -92,7 +92,7 @@ def test_the_routes_around_weights(connect: Connect) -> None:
         assert server.other[-1] == (
             "POST",
             "/tlt/v1/train/steps",
-            {"steps": 5, "within_s": 9.0, "judge": True},
+            {"steps": 5, "within_s": 9.0, "until": "active"},
             "Bearer admin",
         )
         assert client.share_target("/s/1") == SharedTarget(3, "/s/1")

@@ -153,11 +153,13 @@ class AsyncClient:
     async def report_trainer(self, trainer: schemas.DrafterTrainer) -> None:
         await self._run(self._control.report_trainer(trainer))
 
-    async def train_drafter(self, steps: int, *, within_s: float = 60.0, judge: bool = True) -> schemas.TrainedSteps:
+    async def train_drafter(
+        self, steps: int, *, within_s: float = 60.0, until: schemas.TrainedUntil = "active"
+    ) -> schemas.TrainedSteps:
         """Has the drafter trainer whose URL this client has, with `on_demand`, take so many steps, judge, and publish
         what is better; returns when that is active, or the time is over. VersionConflict: it trains by itself, or for
         another."""
-        return await self._run(self._control.train_drafter(steps, within_s, judge))
+        return await self._run(self._control.train_drafter(steps, within_s, until))
 
     async def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""

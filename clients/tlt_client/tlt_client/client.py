@@ -211,11 +211,13 @@ class Client:
         """Tells a server how its link to a drafter trainer stands, for its status and events. The link itself does."""
         self._run(self._control.report_trainer(trainer))
 
-    def train_drafter(self, steps: int, *, within_s: float = 60.0, judge: bool = True) -> schemas.TrainedSteps:
+    def train_drafter(
+        self, steps: int, *, within_s: float = 60.0, until: schemas.TrainedUntil = "active"
+    ) -> schemas.TrainedSteps:
         """Has the drafter trainer whose URL this client has, with `on_demand`, take so many steps, judge, and publish
-        what is better; returns when that is active, or the time is over. Without `judge`, once the steps are taken: a
-        judgement takes as long as several. VersionConflict: it trains by itself, or for another."""
-        return self._run(self._control.train_drafter(steps, within_s, judge))
+        what is better; returns when that is active, or the time is over; `until` says for less: `taken`, `judged`.
+        VersionConflict: it trains by itself, or for another."""
+        return self._run(self._control.train_drafter(steps, within_s, until))
 
     def set_watchdog(self, mode: Literal["armed", "observe"]) -> schemas.Drafter:
         """`armed`: a drafter that is plainly worse is rolled back by itself; `observe`: the server only says so."""

@@ -24,6 +24,7 @@ from tlt_client.schemas import (
     StrategyUpdate,
     TargetShare,
     TrainedSteps,
+    TrainedUntil,
     TrainSteps,
 )
 
@@ -121,10 +122,10 @@ class Control:
         body = yield from self.policy.fetch(self.call("POST", route, TargetShare(path), within_s))
         return wire.decode(SharedTarget, body, route)
 
-    def train_drafter(self, steps: int, within_s: float, judge: bool) -> Flow[TrainedSteps]:
+    def train_drafter(self, steps: int, within_s: float, until: TrainedUntil) -> Flow[TrainedSteps]:
         """Sent once: a second one would train as much again."""
         route = "/tlt/v1/train/steps"
-        body = yield from self.policy.fetch(self.call("POST", route, TrainSteps(steps, within_s, judge), within_s))
+        body = yield from self.policy.fetch(self.call("POST", route, TrainSteps(steps, within_s, until), within_s))
         return wire.decode(TrainedSteps, body, route)
 
     # -- a step of a trainer --

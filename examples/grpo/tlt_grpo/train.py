@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tlt_client import Client, SamplingParams, sample_seed
 from tlt_client.errors import RequestUnserved, VersionConflict
+from tlt_client.schemas import TrainedUntil
 from tlt_server.demo.task import Problem, grade, problems, training_problems
 
 from tlt_grpo.clock import Clock
@@ -145,22 +146,23 @@ class Training:
         with clock.phase("draft"):
             self.policy.rest(unless_free=DRAFTERS_SHARE)
             if judge := number % config.drafter_judged_every == 0:
-                taken.append(self._ask_trainer(config.drafter_trainer, judge=True))
+                taken.append(self._ask_trainer(config.drafter_trainer, "judged"))
         if judge:
             yield taken
             return
         with ThreadPoolExecutor(1, "drafter") as beside:
-            asked = beside.submit(self._ask_trainer, config.drafter_trainer, judge=False)
+            asked = beside.submit(self._ask_trainer, config.drafter_trainer, "taken")
             yield taken
             with clock.phase("draft"):
                 taken.append(asked.result())
 
-    def _ask_trainer(self, url: str, *, judge: bool) -> int:
-        """Steps that the drafter trainer took; none where it is not there."""
+    def _ask_trainer(self, url: str, until: TrainedUntil) -> int:
+        """Steps that the drafter trainer took; none where it is not there. What it publishes becomes active within the
+        next rollouts."""
         asked = self.config.drafter_steps
         try:
             with Client(url) as trainer:
-                made = trainer.train_drafter(asked, judge=judge)
+                made = trainer.train_drafter(asked, until=until)
         except RequestUnserved as error:
             logger.warning("the drafter stays as it is: its trainer at %s: %s", url, error)
             return 0

@@ -5,16 +5,17 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from tlt_client.schemas import TrainedUntil
+
 POLL_S = 0.005
 
 
 @dataclass
 class _Demand:
-    """asked: steps. judge: after them. taken: of them. is_over: all are taken and, if they are to be, judged, and what
-    they gave is active, or was refused."""
+    """asked: steps. until: what is waited for. taken: of them. is_over: it has come; of `active`, or was refused."""
 
     asked: int
-    judge: bool
+    until: TrainedUntil
     taken: int = 0
     is_over: bool = False
 
@@ -28,7 +29,7 @@ class Demands:
         """Whether the trainer ends: nothing is taken any more."""
 
     async def meet(
-        self, steps: int, within_s: float, is_gone: Callable[[], Awaitable[bool]], *, judge: bool = True
+        self, steps: int, within_s: float, is_gone: Callable[[], Awaitable[bool]], until: TrainedUntil = "active"
     ) -> tuple[int, bool] | None:
         """Steps that were taken within the time, and whether all is over; None: others are being taken.
 
@@ -36,10 +37,10 @@ class Demands:
         """
         if self._now is not None:
             return None
-        self._now = now = _Demand(steps, judge)
-        until = time.monotonic() + within_s
+        self._now = now = _Demand(steps, until)
+        deadline = time.monotonic() + within_s
         try:
-            while not (now.is_over or self.ended) and time.monotonic() < until and not await is_gone():
+            while not (now.is_over or self.ended) and time.monotonic() < deadline and not await is_gone():
                 await asyncio.sleep(POLL_S)
         finally:
             self._now = None
@@ -61,10 +62,10 @@ class Demands:
         """A step was taken; whether it is the last for now, and is to be judged."""
         if now := self._now:
             now.taken += 1
-            now.is_over = not (self.left or now.judge)
-        return not self.left and (now is None or now.judge)
+            now.is_over = now.until == "taken" and not self.left
+        return not self.left and (now is None or now.until != "taken")
 
-    def settle(self) -> None:
-        """Nothing is left to judge, nor on its way."""
+    def settle(self, *, on_its_way: bool = False) -> None:
+        """Nothing is left to judge. on_its_way: what was published is."""
         if (now := self._now) and now.taken == now.asked:
-            now.is_over = True
+            now.is_over |= now.until == "judged" or not on_its_way

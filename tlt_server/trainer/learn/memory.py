@@ -11,8 +11,8 @@ from tlt_server.trainer.learn.network import Network
 
 OTHERS_SHARE = 0.1
 """Of a GPU's memory, free for others where they share it."""
-LEARNT, JUDGED = 20, 8
-"""Bytes of a weight: it, its average, its gradient and two moments; those of two drafters that it is compared with."""
+LEARNT, JUDGED = 20, 12
+"""Bytes of a weight: it, its average, its gradient and two moments; those of three drafters to compare with."""
 
 
 def needed(network: Network, frozen: Frozen) -> int:

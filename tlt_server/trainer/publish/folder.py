@@ -27,11 +27,16 @@ class Drafter:
     network: Network
     config: Mapping[str, Any]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its file."""
+        dtype: torch.dtype = getattr(torch, self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        return dtype
+
     def weights(self) -> dict[str, torch.Tensor]:
-        """All that a drafter's file holds, in the config's dtype, on the CPU."""
-        dtype = getattr(torch, self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
-        state = self.network.state_dict()
-        return {name: (x.to("cpu", dtype) if x.is_floating_point() else x.cpu()) for name, x in state.items()}
+        """All that a drafter's file holds, on the CPU."""
+        state, dtype = self.network.state_dict(), self.dtype
+        return {name: (x.to(dtype).cpu() if x.is_floating_point() else x.cpu()) for name, x in state.items()}
 
     def export(self, out: Path, provenance: Mapping[str, str]) -> None:
         """Writes a folder that SGLang loads as a drafter, whole or not at all; `provenance` into its file's metadata.

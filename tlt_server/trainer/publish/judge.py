@@ -1,5 +1,6 @@
 """The gate at work: the drafter in training against the active one, on the same held-out features."""
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,10 +13,15 @@ from tlt_server.trainer.learn.loop import Trainer
 from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack, Run, pack
+from tlt_server.trainer.publish.folder import Drafter
 from tlt_server.trainer.publish.gate import Judged, Sum, accept_length, by_position, by_request, mean, sure_gain
 from tlt_server.trainer.publish.published import Published
 
 log = logging.getLogger(__name__)
+
+
+KNOWN = 2
+"""Drafters that are not read again: the active one, and one that is to be, or was not kept."""
 
 
 class Verdict(NamedTuple):
@@ -39,8 +45,8 @@ class Judge:
 
     def __init__(self, gate: Gate, entries: int, start: Network, published: Published, device: torch.device) -> None:
         self._gate, self._entries, self._published, self._device = gate, entries, published, device
-        self._start = start.to(device)
-        self._live: tuple[int, Network] = (0, self._start)
+        self._start: Network = start.to(device)
+        self._known: dict[int, Network] = {0: self._start}  # by version, the one asked for last at the end
         self.last: Verdict | None = None
 
     def compare(
@@ -73,17 +79,35 @@ class Judge:
         """To another device, as `Trainer.move`."""
         if device != self._device:
             self._device = device
-            for network in {self._start, self._live[1]}:
+            for network in {self._start, *self._known.values()}:
                 move(network, device)
 
+    def publish(self, version: int, drafter: Drafter) -> None:
+        """It is active soon, and is judged by then as it is served; to read it takes longer than to judge."""
+        served = copy.deepcopy(drafter.network).requires_grad_(False)
+        for weight in served.parameters():
+            weight.copy_(weight.to(drafter.dtype))
+        self._know(version, served)
+
     def _network(self, version: int) -> Network:
-        if version != self._live[0]:
-            known = None
-            try:
-                known = self._published.network(version)
-                if known is None and version:
-                    log.warning("the servers' drafter %d was not published here: judged as the one begun with", version)
-            except ConfigError as error:
-                log.warning("the servers' drafter %d is judged as the first one: %s", version, error)
-            self._live = version, self._start if known is None else known.to(self._device)
-        return self._live[1]
+        network: Network = self._known.pop(version) if version in self._known else self._read(version)
+        self._know(version, network)
+        return network
+
+    def _know(self, version: int, network: Network) -> None:
+        self._known[version] = network
+        if len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _read(self, version: int) -> Network:
+        known: Network | None = None
+        try:
+            known = self._published.network(version)
+            if known is None and version:
+                log.warning("the servers' drafter %d was not published here: judged as the one begun with", version)
+        except ConfigError as error:
+            log.warning("the servers' drafter %d is judged as the first one: %s", version, error)
+        if known is None:
+            return self._start
+        move(known, self._device)
+        return known

@@ -31,6 +31,7 @@ from tlt_client.schemas.weights import (
     TargetShare,
     TargetVersion,
     TrainedSteps,
+    TrainedUntil,
     TrainSteps,
     Versions,
     Watch,
@@ -72,6 +73,7 @@ __all__ = [
     "TokenIds",
     "TrainSteps",
     "TrainedSteps",
+    "TrainedUntil",
     "Versions",
     "Watch",
 ]

@@ -147,6 +147,9 @@ class Event(msgspec.Struct, frozen=True):
     """What is to be said of an event of this kind."""
 
 
+TrainedUntil = Literal["taken", "judged", "active"]
+
+
 class TrainSteps(msgspec.Struct, frozen=True):
     """`POST /tlt/v1/train/steps`, to a drafter trainer that trains on demand."""
 
@@ -154,9 +157,9 @@ class TrainSteps(msgspec.Struct, frozen=True):
     """Of training, a pack of features each (of each of the trainer's processes)."""
     within_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
     """What is not over by then is left as it is."""
-    judge: bool = True
-    """After them: what is better than the active drafter is published. Else they are over once they are taken, and a
-    later demand judges what they gave: a judgement takes as long as several steps."""
+    until: TrainedUntil = "active"
+    """What is waited for. `taken`: the steps; a later demand has what they gave judged, which takes as long as several.
+    `judged`: that too, and what is better than the active drafter is on its way. `active`: it has arrived."""
 
 
 class TrainedSteps(msgspec.Struct, frozen=True):
