@@ -1,5 +1,6 @@
 """Results: one form, written whole or not at all."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,5 +52,5 @@ def test_what_is_no_result_is_refused_by_name(tmp_path: Path, text: str | None) 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)
 def test_kept_results_are_of_the_form_and_defined(path: Path) -> None:
     result = results.read(path)
-    assert path.name == f"{result.name}.{path.name.split('.')[1]}.json"
+    assert re.fullmatch(rf"{result.name}(_\w+)?\.\w+\.json", path.name), "NAME.MACHINE, or NAME_PART.MACHINE"
     assert not undefined(result.figures)

@@ -52,6 +52,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
+    "drain_32": (bench_drain.table, ["drain_32.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
     "history_drain": (history.as_table, ["history.h200"]),
@@ -61,6 +62,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "step": (step.table, ["step.h200"]),
+    "step_long": (step.table, ["step_long.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
 }
 """Each block's table, and the results that it is made of."""

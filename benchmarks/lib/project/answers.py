@@ -54,9 +54,9 @@ QUESTIONS = (
         "drain.h200",
         "strategy.md#drain",
         [
-            ("bandit over plain decoding, 32 requests", "drain_natural_speedup_32", "{:.2f}"),
-            ("bandit over the best arm by itself", "drain_natural_over_static_32", "{:.3f}"),
             ("bandit over plain decoding, 128 requests", "drain_natural_speedup_128", "{:.2f}"),
+            ("bandit over the best arm by itself", "drain_natural_over_static_128", "{:.2f}"),
+            ("bandit over plain decoding, 512 requests", "drain_natural_speedup_512", "{:.2f}"),
         ],
     ),
     Question(
@@ -115,7 +115,11 @@ QUESTIONS = (
         "How much faster is a whole step of RL? The bandit over plain decoding, drafter as it is, a 7B's cost",
         "step.h200",
         "learning.md#step",
-        [("32 responses", "step_speedup_4x8", "{:.2f}")],
+        [
+            ("32 responses", "step_speedup_4x8", "{:.2f}"),
+            ("drafter trained along", "step_speedup_online_4x8", "{:.2f}"),
+            ("what training takes: a step's time with it over that without", "muted_over_frozen_4x8", "{:.2f}"),
+        ],
     ),
     Question(
         "How fast does the trainer learn, and how soon does it give a worker back?",
