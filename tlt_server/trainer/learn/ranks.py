@@ -38,8 +38,6 @@ def joined(name: str | None) -> Iterator[Place]:
     if name not in {"cpu", "cuda"}:
         raise ConfigError(f"device {name}: under torchrun each process has its own. Say cuda or cpu, or leave it out")
     device = _device(name if name == "cpu" else f"cuda:{dist.get_node_local_rank()}")  # in their order
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     rank, orders = dist.get_rank(), dist.new_group(backend="gloo", timeout=NO_ORDERS)
     others = range(1, dist.get_world_size()) if rank == 0 else (0,)
@@ -51,7 +49,11 @@ def joined(name: str | None) -> Iterator[Place]:
 
 
 def _device(name: str) -> torch.device:
+    """Current from now on: streams and events are the current device's where none is named."""
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name}: {str(error).splitlines()[0]}") from error
