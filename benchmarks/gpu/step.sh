@@ -4,8 +4,8 @@
 #
 # part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; sums are estimates
 # off_bandit  off, frozen; plain                                                420 + 75 + 8 x 4 = 530
-# online      online                                                            400
-# muted       muted                                                             as online
+# online      online; 14 steps                                                  240
+# muted       muted, likewise                                                   230
 # seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370
 # modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
 # long        off, frozen: long responses, activations computed again           760
