@@ -3,7 +3,7 @@
 #   benchmarks/gpu/step.sh OUT off_bandit online join        # what matters most
 #
 # part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; sums are estimates
-# off_bandit  off, frozen; plain                                                420 + 75 + 8 x 4 = 530
+# off_bandit  off, frozen; plain; 14 steps                                      440
 # online      online; 14 steps                                                  240
 # muted       muted, likewise                                                   230
 # seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370

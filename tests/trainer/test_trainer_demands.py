@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterator
 
+from tlt_client.schemas import TrainedUntil
+
 from tlt_server.trainer.learn.demands import Demands
 
 
@@ -56,6 +58,19 @@ def test_steps_that_nobody_wants_judged_are_over_once_they_are_taken() -> None:
 
     assert asyncio.run(both()) == (2, True)
     assert due == [False, False]
+
+
+def test_what_is_on_its_way_is_waited_for_unless_judged_suffices() -> None:
+    async def over(until: TrainedUntil) -> tuple[int, bool] | None:
+        demands = Demands()
+        asking = asyncio.create_task(demands.meet(1, 0.02, never, until))
+        await asyncio.sleep(0)
+        assert demands.take(), "it is to be judged"
+        demands.settle(on_its_way=True)
+        return await asking
+
+    assert asyncio.run(over("judged")) == (1, True)
+    assert asyncio.run(over("active")) == (1, False)
 
 
 def test_whoever_waits_no_longer_makes_way_for_others() -> None:

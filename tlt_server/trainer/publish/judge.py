@@ -46,7 +46,7 @@ class Judge:
     def __init__(self, gate: Gate, entries: int, start: Network, published: Published, device: torch.device) -> None:
         self._gate, self._entries, self._published, self._device = gate, entries, published, device
         self._start: Network = start.to(device)
-        self._known: dict[int, Network] = {0: self._start}  # by version, the one asked for last at the end
+        self._known: dict[int, Network] = {}  # by version, the one asked for last at the end
         self.last: Verdict | None = None
 
     def compare(
@@ -59,7 +59,7 @@ class Judge:
         try:
             rivals = [
                 by_request(self._network(each), trainer.frozen, packs, self._gate.depth, self._gate.temperature)
-                for each in (active, rejected)
+                for each in (rejected, active)  # the active one last, which stays known longest
                 if each is not None
             ]
             sums, network = candidate(trainer, packs, self._gate)
@@ -67,8 +67,8 @@ class Judge:
             log.debug("the drafter cannot be judged yet: %s", error)
             return None
         surely = min(sure_gain(sums, each) for each in rivals)
-        reaches = by_position(sums), by_position(rivals[0])
-        self.last = Verdict(Judged(mean(sums), mean(rivals[0]), surely, len(sums), *reaches), network)
+        reaches = by_position(sums), by_position(rivals[-1])
+        self.last = Verdict(Judged(mean(sums), mean(rivals[-1]), surely, len(sums), *reaches), network)
         return self.last
 
     def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:
@@ -107,7 +107,4 @@ class Judge:
                 log.warning("the servers' drafter %d was not published here: judged as the one begun with", version)
         except ConfigError as error:
             log.warning("the servers' drafter %d is judged as the first one: %s", version, error)
-        if known is None:
-            return self._start
-        move(known, self._device)
-        return known
+        return self._start if known is None else known.to(self._device)
