@@ -4,6 +4,7 @@
 #
 # part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; sums are estimates
 # off_bandit  off, frozen; plain; 14 steps                                      440
+# plain       plain alone; 14 steps                                             130
 # online      online; 14 steps                                                  240
 # muted       muted, likewise                                                   230
 # seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370
@@ -49,6 +50,7 @@ for part in "$@"; do
   long=(--models "$models-long" --workload long --seeds "$seed" --checkpointing --replayed --steps "${STEPS:-10}")
   case ${part%_"$seed"} in
     off_bandit) measure "$part" "${demo[@]}" --arms off frozen plain --replayed ;;
+    plain) measure "$part" "${demo[@]}" --arms plain --replayed ;;
     online) measure "$part" "${demo[@]}" --arms online --replayed ;;
     muted) measure "$part" "${demo[@]}" --arms muted --replayed ;;
     seed) measure "$part" "${demo[@]}" --arms off static frozen again ;;
