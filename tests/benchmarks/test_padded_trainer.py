@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,11 +33,12 @@ def packs_of(runs: list[Run]) -> list[Pack]:
     return pack(runs, 512, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_the_small_drafter_learns_in_the_padded_one(tmp_path: Path) -> None:
     small, alone = models.embedded("eagle"), models.embedded("eagle")
     built = build(LARGE, tmp_path / "padded", dtype=torch.float32, device="cpu", names=("target", "drafter"))
     large, frozen = load_drafter(built.drafter).network, load_frozen(built.target, 0)
-    runs, spare = models.texts("eagle", 8), frozen.embedding[0, SMALL.hidden :]
+    runs, spare = models.texts("eagle", 3), frozen.embedding[0, SMALL.hidden :]
     # a padded target's normalised states hold another multiple of the spare
     wide = [replace(run, states=beside(run.states, 30 * spare), finals=beside(run.finals, 30 * spare)) for run in runs]
     trainer = Trainer(alone, models.frozen(), HASS, SETTINGS)

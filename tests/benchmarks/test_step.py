@@ -1,5 +1,6 @@
 """Whole steps: the figures of runs that are made up, replays of known speeds, and the padded policy's updates."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,24 @@ def test_a_padded_policy_whose_padding_has_changed_ends_the_run(tmp_path: Path) 
         padded.model.lm_head.weight[-1, -1] += 1
     with pytest.raises(ServerFailed, match=r"padding of lm_head\.weight has changed"):
         padded.checked()
+
+
+@pytest.mark.slow
+def test_a_gradient_may_be_rounded_once_and_not_time_and_again(tmp_path: Path) -> None:
+    built = build(LARGE, tmp_path / "models", dtype=torch.float32, device="cpu")
+    padded = learner(PLAN.config(built.target, 128, 0), LARGE, TARGET)
+    padded.learn(solutions(padded, 2), 0)
+    assert len(padded.checked()) == 1
+    assert len(padded.checked()) == 1
+    padded.optimiser.cosine = 0.7
+    assert padded.checked() == [0.7]
+    with pytest.raises(ServerFailed, match="in the median of 4 updates"):
+        padded.checked()
+    for wrong in (0.7, -0.1, math.nan, None):
+        padded.begin()
+        padded.optimiser.cosine = wrong
+        with pytest.raises(ServerFailed, match="has cosine"):
+            padded.checked()
 
 
 @pytest.mark.slow

@@ -62,7 +62,6 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "step": (step.table, ["step.h200"]),
-    "step_long": (step.table, ["step_long.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
 }
 """Each block's table, and the results that it is made of."""

@@ -1,10 +1,12 @@
 """The policy that learns: the served model itself; of a padded one, the small model in it, at the large one's cost."""
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,7 +27,9 @@ from tlt_server.demo.checkpoint import load_target
 from tlt_server.errors import ServerFailed
 
 LEAST_COSINE = {torch.float32: 0.9999, torch.bfloat16: 0.9}
-"""Of a padded model's gradient with the small one's own: below that another function is being learnt."""
+"""Of a padded model's gradient with the small one's own, in the median of the updates so far: below that another
+function is being learnt. One update's may be lower: where what responses ask for nearly cancels, bfloat16's rounding is
+not small beside what is left."""
 
 
 class Learner(Policy):
@@ -88,7 +92,12 @@ class PaddedLearner(Learner):
         packed = packed_attention()
         self._small = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32, attn_implementation=packed)
         self._small.to(config.device)
+        self._cosines = list[float]()
         super().__init__(config, partial(_padded, small=self._small, padding=padding, rate=config.learning_rate))
+
+    def begin(self, lesson: Lesson | None = None) -> None:
+        super().begin(lesson)
+        self._cosines.clear()
 
     @property
     def small(self) -> Any:
@@ -114,12 +123,19 @@ class PaddedLearner(Learner):
     def checked(self) -> list[float]:
         optimiser: Optimiser = self.optimiser
         assert isinstance(optimiser, PaddedAdamW)
-        least = LEAST_COSINE[next(self.model.parameters()).dtype]
-        if optimiser.norm and (optimiser.cosine is None or not optimiser.cosine >= least):
-            raise ServerFailed(f"the padded model's gradient has cosine {optimiser.cosine} with the small one's own")
         if changed := optimiser.changed():
             raise ServerFailed(f"the padding of {changed[0]} has changed: what is learnt is not the small model's")
-        return [] if optimiser.cosine is None or not optimiser.norm else [optimiser.cosine]
+        if not optimiser.norm:
+            return []
+        cosine = math.nan if optimiser.cosine is None else optimiser.cosine
+        self._cosines.append(cosine)
+        least = LEAST_COSINE[next(self.model.parameters()).dtype]
+        if not (cosine > 0 and median(self._cosines) >= least):
+            raise ServerFailed(
+                f"the padded model's gradient has cosine {cosine} with the small one's own, "
+                f"and {median(self._cosines)} in the median of {len(self._cosines)} updates"
+            )
+        return [cosine]
 
 
 def _padded(model: nn.Module, small: nn.Module, padding: Padding, rate: float) -> PaddedAdamW:

@@ -17,6 +17,7 @@ CLAIMS = {
     "step_speedup": "bandit over off",
     "step_speedup_static": "best static arm over off",
     "step_speedup_online": "bandit, drafter trained along, over off",
+    "online_over_frozen_after_change": "after a change of the task: drafter trained along over frozen",
     "muted_over_frozen": "training alone: muted over frozen, in time",
     "off_ratio_to_plain": "off over a server without a drafter",
 }

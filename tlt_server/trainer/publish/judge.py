@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ class Judge:
         """None where no run is long enough to judge by. held_out: of the target whose embedding and head the trainer
         has. active: version of the servers' drafter. rejected: of a drafter that looked better here and was not kept by
         the servers, which the candidate must be better than as well."""
-        packs = pack(held_out, self._entries, self._device)
+        began, packs = time.monotonic(), pack(held_out, self._entries, self._device)
         try:
             rivals = [
                 by_request(self._network(each), trainer.frozen, packs, self._gate.depth, self._gate.temperature)
@@ -68,7 +69,11 @@ class Judge:
             return None
         surely = min(sure_gain(sums, each) for each in rivals)
         reaches = by_position(sums), by_position(rivals[-1])
-        self.last = Verdict(Judged(mean(sums), mean(rivals[-1]), surely, len(sums), *reaches), network)
+        judged = Judged(mean(sums), mean(rivals[-1]), surely, len(sums), *reaches)
+        took = time.monotonic() - began
+        told = "judged in %.2f s by %d requests: accept length %.3f, the active drafter's %.3f, surely %+.1f %%"
+        log.info(told, took, judged.requests, judged.candidate, judged.live, 100 * surely)
+        self.last = Verdict(judged, network)
         return self.last
 
     def rehearse(self, trainer: Trainer, packs: Sequence[Pack]) -> None:
