@@ -1,6 +1,7 @@
 """Requests that a server must refuse, and those it must not."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -71,3 +72,26 @@ def test_malformed_requests_are_refused_and_the_server_goes_on(http: httpx.Clien
     assert answer.text.strip()
     assert "Traceback" not in answer.text
     assert ask(http).status_code == 200
+
+
+NOTHING = {"json_schema": '{"$ref": "#"}'}
+DEAD_END = {"ebnf": 'root ::= "3" nothing\nnothing ::= nothing'}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_grammar_that_nothing_fits_ends_its_own_request_alone(http: httpx.Client, temperature: int) -> None:
+    """Where nothing can be told at the beginning, it ends as soon as it is at its dead end."""
+    kept = {"max_new_tokens": 48, "temperature": 1, "sampling_seed": 5, "ignore_eos": True}
+    wanted = ask(http, sampling_params=kept).json()["output_ids"]
+
+    def constrained(grammar: dict[str, str]) -> httpx.Response:
+        return ask(http, sampling_params={"max_new_tokens": 8, "temperature": temperature, **grammar})
+
+    with ThreadPoolExecutor(3) as pool:
+        beside = pool.submit(ask, http, sampling_params=kept)
+        refused, ended = (pool.submit(constrained, grammar) for grammar in (NOTHING, DEAD_END))
+        assert refused.result().status_code == 400
+        assert "grammar allows no token" in refused.result().text
+        assert ended.result().json()["text"] == "3"
+        assert ended.result().json()["meta_info"]["finish_reason"]["type"] == "abort"
+        assert beside.result().json()["output_ids"] == wanted

@@ -20,6 +20,7 @@ class Req:
 
     def __init__(self, extra_key: str | None) -> None:
         self.extra_key, self.sampling_params = extra_key, SamplingParams()
+        self.grammar = None
 
 
 KEYS = st.one_of(st.none(), st.text("era 1|", min_size=1, max_size=8))

@@ -119,6 +119,15 @@ def test_the_noise_is_of_the_position_that_is_filled() -> None:
 
 
 @pytest.mark.parametrize("row", [[float("nan")] * VOCAB, [float("-inf")] * VOCAB])
-def test_a_row_with_nothing_to_take_is_an_error(row: list[float]) -> None:
-    with pytest.raises(ValueError, match="request 1 of the batch has nothing to sample from"):
-        choose(torch.tensor([[0.0] * VOCAB, row]), info([1, 2]), torch.arange(2))
+def test_a_row_with_nothing_to_take_is_that_requests_alone(row: list[float]) -> None:
+    """As on a GPU; the other request's token is what it would have been."""
+    free, both = [[0.0] * VOCAB], [[0.0] * VOCAB, row]
+    alone, (first, second) = (
+        choose(torch.tensor(each), info([1, 2][: len(each)]), torch.arange(len(each))) for each in (free, both)
+    )
+    assert (first, second) == (alone, 0)
+
+
+def test_what_is_not_a_number_is_not_taken() -> None:
+    row = [float("nan")] * (VOCAB - 1) + [-5.0]
+    assert choose(torch.tensor([row]), info([1]), torch.arange(1)) == VOCAB - 1

@@ -47,16 +47,32 @@ def with_generated(req: Any, new_tokens: int) -> Iterator[None]:
         limit.length -= count
 
 
-def read_generated(req: Any) -> None:
-    """A request's grammar, as yet at its beginning, reads what was sampled before; where it cannot, the request ends
-    with status 400."""
-    count = generated_tokens(req.sampling_params)
-    if not count or req.grammar is None or req.to_finish is not None:
+def begin_grammar(req: Any) -> None:
+    """A request's grammar, as yet at its beginning, reads what was sampled before. Where it cannot, or nothing may come
+    next, the request ends with status 400."""
+    if req.grammar is None or req.to_finish is not None:
         return
+    count = generated_tokens(req.sampling_params)
     try:
-        for token in req.origin_input_ids[-count:]:
+        for token in req.origin_input_ids[-count:] if count else ():
             if req.grammar.is_terminated():
                 raise ValueError("it is at its end")
             req.grammar.accept_token(token)
     except ValueError as error:
         req.set_finish_with_abort(f"{GENERATED}: the request's grammar does not allow these {count}: {error}")
+        return
+    if _forbids_all(req.grammar, req.vocab_size):
+        # a schema that refers to nothing but itself does
+        req.set_finish_with_abort("the request's grammar allows no token here: no text is of its form")
+
+
+def _forbids_all(grammar: Any, vocabulary: int) -> bool:
+    import xgrammar
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+
+    grammar = getattr(grammar, "grammar", grammar)  # that of what comes after reasoning
+    if not isinstance(grammar, XGrammarGrammar) or grammar.is_terminated():
+        return False
+    mask = xgrammar.allocate_token_bitmask(1, vocabulary)
+    grammar.fill_vocab_mask(mask, 0)
+    return not mask.any()

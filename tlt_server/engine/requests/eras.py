@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tlt_server.engine.requests.continued import read_generated
+from tlt_server.engine.requests.continued import begin_grammar
 
 
 def name_era(scheduler: Any, req: Any) -> None:
     """A request begins to wait for a prefill, its first one or, retracted, another one."""
     if "own_extra_key" not in vars(req):
-        read_generated(req)  # here, for here all pass once their grammars are compiled
+        begin_grammar(req)  # here, for here all pass once their grammars are compiled
     own = vars(req).setdefault("own_extra_key", req.extra_key)
     era = scheduler.weight_updater.state.era
     # the era first, even where it is empty: whatever a client calls its namespace, it is in no other era's

@@ -19,7 +19,8 @@ def choose(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Te
         info: upstream's `SamplingBatchInfo` of the bs requests, with `sampling_seed`.
         positions: [bs * nodes] int64, of each row's own token, after which one is chosen.
 
-    Raises ValueError, on a CPU: a request has nothing to sample from.
+    Of nothing but -inf and NaN it is token 0, which ends a request whose grammar forbids all: by itself, as upstream
+    has it, for no request may end the others.
     """
     if info.is_all_greedy:
         return logits.argmax(-1)
@@ -31,18 +32,8 @@ def choose(logits: torch.Tensor, info: Any, positions: torch.Tensor) -> torch.Te
             return noisy_argmax(logits, info.sampling_seed, positions + 1, nodes, info.temperatures)
         return noisy_argmax(_allowed(logits, info, nodes), info.sampling_seed, positions + 1, nodes)
     noise = gumbel(_each(info.sampling_seed, nodes), positions + 1, logits.shape[1])
-    best, tokens = noise.add_(_allowed(logits, info, nodes)).max(-1)
-    _check_roots(best.view(-1, nodes)[:, 0])
-    return tokens
-
-
-def _check_roots(best: torch.Tensor) -> None:
-    """A draft may end in a row without a token; the token before it may not."""
-    if len(bad := best.isfinite().logical_not().nonzero()):
-        raise ValueError(
-            f"request {int(bad[0])} of the batch has nothing to sample from: "
-            "look for logits that are not finite, or a mask that forbids all tokens"
-        )
+    scores = noise.add_(_allowed(logits, info, nodes))
+    return scores.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(-1)
 
 
 def _filters(info: Any) -> dict[str, torch.Tensor]:
