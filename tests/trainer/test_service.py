@@ -122,17 +122,18 @@ def test_on_demand_it_takes_the_steps_that_it_is_asked_for(tmp_path: Path) -> No
             assert (made.steps, made.waits_for) == (7, "")
             assert made.published == made.active == server.newest == 1
             assert (trainer.status()["steps"], made.seconds > 0) == (7, True)
-            made = client.train_drafter(30, within_s=WITHIN_S, until="taken")
-            assert (made.steps, made.published, made.waits_for) == (30, 1, "")
+            made = client.train_drafter(60, within_s=WITHIN_S, until="taken")
+            assert (made.steps, made.published, made.waits_for) == (60, 1, "")
+            assert client.train_drafter(0, within_s=WITHIN_S, until="taken").published == 1
             server.held = True
             with ThreadPoolExecutor(1) as pool:
-                late = pool.submit(client.train_drafter, 30, within_s=WITHIN_S)
+                late = pool.submit(client.train_drafter, 0, within_s=WITHIN_S)
                 until(lambda: trainer.status()["published"] == 2, "nothing better was published")
                 time.sleep(0.3)
                 assert not late.done(), "it is on its way"
                 server.swap()
                 made = late.result()
-            assert (made.steps, made.published, made.active, made.waits_for) == (30, 2, 2, "")
+            assert (made.steps, made.published, made.active, made.waits_for) == (0, 2, 2, "")
         trainer.end(process)
 
 
@@ -145,7 +146,7 @@ def test_steps_are_asked_for_in_good_form_and_by_one_at_a_time(tmp_path: Path, i
         until(trainer.status, "it does not answer")
         url = f"http://127.0.0.1:{trainer.port}/tlt/v1/train/steps"
         for body, kind, code in (
-            (b'{"steps": 0}', "application/json", 400),
+            (b'{"steps": -1}', "application/json", 400),
             (b'{"steps": 1, "within_s": -1}', "application/json", 400),
             (b" " * 1025, "application/json", 413),
             (b'{"steps": 1}', "text/plain", 415),

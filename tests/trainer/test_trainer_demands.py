@@ -60,6 +60,22 @@ def test_steps_that_nobody_wants_judged_are_over_once_they_are_taken() -> None:
     assert due == [False, False]
 
 
+def test_a_judgement_may_be_asked_for_without_steps() -> None:
+    async def over(until: TrainedUntil) -> list[bool]:
+        demands, found = Demands(), list[bool]()
+        asking = asyncio.create_task(demands.meet(0, 60.0, never, until))
+        await asyncio.sleep(0)
+        demands.settle()  # the loop was on its way there
+        found += [asking.done(), demands.is_due(), demands.is_due(), demands.left > 0]
+        demands.settle()
+        assert await asking == (0, True)
+        return found
+
+    assert asyncio.run(over("judged")) == asyncio.run(over("active")) == [False, True, False, False]
+    assert asyncio.run(over("taken")) == [False, False, False, False]
+    assert not Demands().is_due()
+
+
 def test_what_is_on_its_way_is_waited_for_unless_judged_suffices() -> None:
     async def over(until: TrainedUntil) -> tuple[int, bool] | None:
         demands = Demands()

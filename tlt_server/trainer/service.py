@@ -79,8 +79,7 @@ class Service:
         self._published_for = self._judged_for = -1
         self._judgement_is_due = self._took = False  # took: memory, for passes
         self._in_vain = 1  # drafters in a row that were not kept, and one
-        self._saved = parts.trainer.steps
-        self._learnt, self._rate = 0, 0.0
+        self._saved, self._learnt, self._rate = parts.trainer.steps, 0, 0.0
         self._loss: float | None = None
         self._revision, self._state = git_revision(), "waiting for a server"
         self.status = self._status()
@@ -99,6 +98,7 @@ class Service:
             self._intake.check()
             self._catch_up()
             self._give_back()
+            self._judgement_is_due |= self._demands is not None and self._demands.is_due()
             present = self._parts.workers.training()
             if waits_for := self._waits_for(present):
                 self._state = waits_for

@@ -157,7 +157,8 @@ class AsyncClient:
         self, steps: int, *, within_s: float = 60.0, until: schemas.TrainedUntil = "active"
     ) -> schemas.TrainedSteps:
         """Has the drafter trainer whose URL this client has, with `on_demand`, take so many steps, judge, and publish
-        what is better; returns when that is active, or the time is over; `until` says for less: `taken`, `judged`.
+        what is better; returns when that is active, or the time is over; `until` says for less: `taken`, `judged`. By 0
+        steps it judges what it has learnt so far.
         VersionConflict: it trains by itself, or for another."""
         return await self._run(self._control.train_drafter(steps, within_s, until))
 

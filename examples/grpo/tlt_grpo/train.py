@@ -137,29 +137,25 @@ class Training:
 
     @contextmanager
     def _drafting(self, number: int, clock: Clock) -> Iterator[list[int]]:
-        """Has the drafter trained by what was sampled; afterwards holds how many steps were taken. Beside the policy's
-        publication, unless it is judged: what it is judged by is of the policy that is still in force."""
+        """Has the drafter trained by what was sampled, beside the policy's publication; afterwards holds how many steps
+        were taken. It is judged before that: by what is of the policy that is still in force."""
         config, taken = self.config, list[int]()
         if config.drafter_trainer is None:
             yield taken
             return
         with clock.phase("draft"):
             self.policy.rest(unless_free=DRAFTERS_SHARE)
-            if judge := number % config.drafter_judged_every == 0:
-                taken.append(self._ask_trainer(config.drafter_trainer, "judged"))
-        if judge:
-            yield taken
-            return
+            if number % config.drafter_judged_every == 0:
+                self._ask_trainer(config.drafter_trainer, 0, "judged")
         with ThreadPoolExecutor(1, "drafter") as beside:
-            asked = beside.submit(self._ask_trainer, config.drafter_trainer, "taken")
+            asked = beside.submit(self._ask_trainer, config.drafter_trainer, config.drafter_steps, "taken")
             yield taken
             with clock.phase("draft"):
                 taken.append(asked.result())
 
-    def _ask_trainer(self, url: str, until: TrainedUntil) -> int:
+    def _ask_trainer(self, url: str, asked: int, until: TrainedUntil) -> int:
         """Steps that the drafter trainer took; none where it is not there. What it publishes becomes active within the
         next rollouts."""
-        asked = self.config.drafter_steps
         try:
             with Client(url) as trainer:
                 made = trainer.train_drafter(asked, until=until)

@@ -12,10 +12,12 @@ POLL_S = 0.005
 
 @dataclass
 class _Demand:
-    """asked: steps. until: what is waited for. taken: of them. is_over: it has come; of `active`, or was refused."""
+    """asked: steps. until: what is waited for. is_due: without any, a judgement alone. taken: of the steps. is_over: it
+    has come; of `active`, or was refused."""
 
     asked: int
     until: TrainedUntil
+    is_due: bool
     taken: int = 0
     is_over: bool = False
 
@@ -37,7 +39,7 @@ class Demands:
         """
         if self._now is not None:
             return None
-        self._now = now = _Demand(steps, until)
+        self._now = now = _Demand(steps, until, is_due=not steps and until != "taken")
         deadline = time.monotonic() + within_s
         try:
             while not (now.is_over or self.ended) and time.monotonic() < deadline and not await is_gone():
@@ -58,6 +60,13 @@ class Demands:
         now = self._now
         return now.asked - now.taken if now else 0
 
+    def is_due(self) -> bool:
+        """Whether a judgement without steps is asked for; once."""
+        if (now := self._now) is None or not now.is_due:
+            return False
+        now.is_due = False
+        return True
+
     def take(self) -> bool:
         """A step was taken; whether it is the last for now, and is to be judged."""
         if now := self._now:
@@ -67,5 +76,5 @@ class Demands:
 
     def settle(self, *, on_its_way: bool = False) -> None:
         """Nothing is left to judge. on_its_way: what was published is."""
-        if (now := self._now) and now.taken == now.asked:
+        if (now := self._now) and now.taken == now.asked and not now.is_due:
             now.is_over |= now.until == "judged" or not on_its_way

@@ -153,8 +153,8 @@ TrainedUntil = Literal["taken", "judged", "active"]
 class TrainSteps(msgspec.Struct, frozen=True):
     """`POST /tlt/v1/train/steps`, to a drafter trainer that trains on demand."""
 
-    steps: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
-    """Of training, a pack of features each (of each of the trainer's processes)."""
+    steps: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+    """Of training, a pack of features each (of each of the trainer's processes); 0: what they gave so far is judged."""
     within_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
     """What is not over by then is left as it is."""
     until: TrainedUntil = "active"
