@@ -4,17 +4,18 @@
 #
 # part        arms, and modes; `_D` behind it: of seed D, else of 0             seconds on an H200; sums are estimates
 # off_bandit  off, frozen; plain; 14 steps                                      440
-# plain       plain alone; 14 steps                                             130
+# plain       plain alone; 14 steps                                             120
 # online      online; 14 steps                                                  240
-# muted       muted, likewise                                                   230
-# seed        off, static, frozen, again, and replays: instead of off_bandit    190 + 25 x 3.9 + 40 x 2.1 = 370
+# muted       muted, likewise                                                   210
+# seed        off, static, frozen, again, and replays, of 14 steps              440
 # modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
 # long        off, frozen: long responses, activations computed again           760
-# longonline  online, likewise; longmuted: muted                                360; not measured
-# change      off, frozen, online: the task changes                             270 + 30 x (3.9 + 2.1 + 2.5) = 525
-# 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 370
+# longonline  online, likewise; longmuted: muted                                320; not measured
+# change      off, frozen, online: the task changes                             900
+# 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 430
 # join        one result of the parts that are there
 #
+# Where FLASHINFER_WORKSPACE_BASE is empty, the first part compiles attention for five minutes beside three others'.
 # The first summand is what starts take (a server with its arms 75, models 40, a drafter trainer 15, held-out problems
 # 5 an arm), the second what steps do; STEPS is how many an arm takes. OUT gets each part's result and what it printed,
 # as well as the servers' logs. A part whose result is there is left out; SECONDS_AT_MOST (540) ends all as Ctrl-C does.
