@@ -33,9 +33,13 @@ def hit_probability(target: Tensor, drafter: Tensor, taken: Tensor) -> Tensor:
     target, drafter: p and q, [R, V] float32. taken: [R] int64, what the target took.
     """
     at = taken[:, None]
-    p, sharpest, found = target.gather(-1, at), drafter.amax(-1, keepdim=True), []
+    p, (sharpest, best) = target.gather(-1, at), drafter.max(-1, keepdim=True)
+    sharp, found = drafter / sharpest, []
     for beta in SHARPNESS:
-        weights = (drafter / sharpest).pow(beta)  # at infinity 1 for the best, and 0
+        if beta == torch.inf:
+            found.append(((best == at) * sharp.gather(-1, best))[:, 0])  # of a drafter that diverged not a number
+            continue
+        weights = sharp if beta == 1 else sharp.pow(beta)
         w = weights.gather(-1, at)
         found.append(w[:, 0] / torch.maximum(target * w, p * weights).sum(-1).clamp(min=_LEAST))
     return torch.stack(found, -1)
