@@ -11,8 +11,8 @@
 # modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
 # long        off, frozen: long responses, activations computed again           760
 # longonline  online, likewise; longmuted: muted                                320; not measured
-# change      off, frozen, online: the task changes                             900
-# 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 430
+# change      off, frozen, online: the task changes                             900, estimated
+# 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 430, estimated
 # join        one result of the parts that are there
 #
 # Where FLASHINFER_WORKSPACE_BASE is empty, the first part compiles attention for five minutes beside three others'.
