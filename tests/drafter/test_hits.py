@@ -36,8 +36,8 @@ def test_servers_hit_as_often_as_it_says(beta: float, near: float) -> None:
     drafter = target + near * torch.randn(9, generator=made)
     seeds, positions = torch.arange(ROUNDS), torch.full((ROUNDS,), 5)
     taken = gumbel(seeds, positions, 9).add_(target).argmax(-1)
-    proposals = drafter.repeat(ROUNDS, 1)
-    add_noise(proposals, seeds, positions, torch.ones(ROUNDS), torch.full((ROUNDS,), 1 / beta), rows_each=1)
+    proposals, scales = drafter.repeat(ROUNDS, 1), torch.full((ROUNDS,), 1 / beta)
+    proposals = add_noise(proposals, seeds, positions, torch.ones(ROUNDS), scales, rows_each=1)
     hits = proposals.argmax(-1) == taken
     said = of_each(target.softmax(-1), drafter.softmax(-1))[:, SHARPNESS.index(beta)]
     for token, expected in enumerate(said.tolist()):

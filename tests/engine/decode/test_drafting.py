@@ -34,8 +34,7 @@ def noisy(logits: torch.Tensor, seed: int, position: int, sharpness: float = SHA
 
 def in_force(noise: DraftNoise) -> int:
     """Which of SHARPNESS proposals have, for requests with the seeds from 1 to 4."""
-    logits = torch.zeros(4, VOCAB)
-    noise.add(logits, torch.zeros(4, dtype=torch.int64), 1, None)
+    logits = noise.add(torch.zeros(4, VOCAB), torch.zeros(4, dtype=torch.int64), 1, None)
     full = gumbel(torch.arange(1, 5), torch.full((4,), 2), VOCAB)
     return next(i for i, beta in enumerate(SHARPNESS) if torch.allclose(logits, full / beta))
 

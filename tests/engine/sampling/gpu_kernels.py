@@ -151,9 +151,9 @@ def noise_arguments(device: str, n: int, mapped: bool, bs: int = 3, rows_each: i
 
 def error_of(found: torch.Tensor, given: list[torch.Tensor | None], rows_each: int) -> float:
     """The largest difference from the reference, and infinite where a row without noise is not just scaled."""
-    wanted, *rest = (None if each is None else each.cpu().clone() for each in given)
-    plain = wanted * rest[2].repeat_interleave(rows_each)[:, None]
-    noise.add_noise(wanted, *rest, rows_each=rows_each)
+    logits, *rest = (None if each is None else each.cpu() for each in given)
+    plain = logits * rest[2].repeat_interleave(rows_each)[:, None]
+    wanted = noise.add_noise(logits, *rest, rows_each=rows_each)
     silent = (rest[3] == 0).repeat_interleave(rows_each)
     if not torch.equal(found.cpu()[silent], plain[silent]):
         return float("inf")
@@ -166,13 +166,14 @@ def check_add_noise(device: str, small: bool) -> int:
 
     failed = 0
     sizes = (1, 2051) if small else (1, 2, 3, 2047, 2049, 32_000, 150_001, VOCAB)
-    for n, mapped, rows_each in product(sizes, (False, True), (2,) if small else (1, 4)):
+    dtypes = (torch.float32, torch.bfloat16)
+    for n, mapped, rows_each, dtype in product(sizes, (False, True), (2,) if small else (1, 4), dtypes):
         given = noise_arguments(device, n, mapped, rows_each=rows_each)
-        found = given[0].clone()
-        add_noise(found, *given[1:], rows_each=rows_each)
-        error = error_of(found, given, rows_each)
+        given[0] = given[0].to(dtype)
+        error = error_of(add_noise(*given, rows_each=rows_each), given, rows_each)
         failed += not error <= 1e-5
-        say(f"{'right' if error <= 1e-5 else 'WRONG'}  add_noise off by {error:.1e}  {n=} {mapped=} {rows_each=}")
+        right = "right" if error <= 1e-5 else "WRONG"
+        say(f"{right}  add_noise off by {error:.1e}  {n=} {mapped=} {rows_each=} {dtype}")
     return failed
 
 
@@ -183,16 +184,16 @@ def check_graph(device: str) -> int:
         buffers, later = (noise_arguments(device, n, mapped) for n in (32_000, 32_000))
         for each in later[:3]:
             each.copy_(each.flip(0))
-        noise.add_noise(buffers[0].clone(), *buffers[1:], rows_each=2)  # compiled before it is captured
+        noise.add_noise(*buffers, rows_each=2)  # compiled before it is captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            noise.add_noise(buffers[0], *buffers[1:], rows_each=2)
+            noisy = noise.add_noise(*buffers, rows_each=2)
         for buffer, value in zip(buffers, later, strict=True):
             if buffer is not None:
                 buffer.copy_(value)
         graph.replay()
-        error = error_of(buffers[0], later, 2)
+        error = error_of(noisy, later, 2)
         failed += not error <= 1e-5
         say(f"{'right' if error <= 1e-5 else 'WRONG'}  add_noise in a CUDA graph off by {error:.1e}  {mapped=}")
     return failed
@@ -229,11 +230,13 @@ def time_add_noise(device: str, rows: int, n: int) -> None:
     from tlt_server.engine.sampling.kernels import add_noise
 
     every, some = (noise_arguments(device, n, mapped, bs=rows, rows_each=1) for mapped in (False, True))
+    half = [every[0].bfloat16(), *every[1:]]
     say_times(
         f"add_noise, {rows} rows of {n}",
         every=lambda: add_noise(*every, rows_each=1),
+        bf16=lambda: add_noise(*half, rows_each=1),
         mapped=lambda: add_noise(*some, rows_each=1),
-        torch=lambda: every[0].mul_(0.9).sub_(torch.empty_like(every[0]).exponential_().log_()),
+        torch=lambda: (every[0] * 0.9).sub_(torch.empty_like(every[0]).exponential_().log_()),
     )
 
 

@@ -22,6 +22,7 @@ ARGMAX = {
 }
 ADD_NOISE = {
     "logits": "*fp32",
+    "noisy": "*fp32",
     "seeds": "*i64",
     "positions": "*i64",
     "inverse_temperatures": "*fp32",
@@ -36,6 +37,7 @@ KERNELS = {
     "argmax": (kernels._best_of_block, ARGMAX),
     "argmax of logits": (kernels._best_of_block, ARGMAX | {"scores": "*bf16", "temperatures": "*fp32"}),
     "add_noise": (kernels._add_to_block, ADD_NOISE),
+    "add_noise to half": (kernels._add_to_block, ADD_NOISE | {"logits": "*bf16"}),
     "add_noise to mapped": (kernels._add_to_block, ADD_NOISE | {"tokens": "*i64"}),
 }
 

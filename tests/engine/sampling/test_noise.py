@@ -98,8 +98,7 @@ def test_noise_is_added_to_scaled_logits(rows_each: int, tokens: torch.Tensor | 
     seeds, inverse, scales = torch.tensor([3, -3]), torch.tensor([0.5, 2.0]), torch.tensor([1.0, 0.0])
     positions = torch.arange(2 * rows_each) + 10
     given = torch.randn(2 * rows_each, 4, generator=torch.Generator().manual_seed(1))
-    logits = given.clone()
-    add_noise(logits, seeds, positions, inverse, scales, tokens, rows_each=rows_each)
+    logits = add_noise(given, seeds, positions, inverse, scales, tokens, rows_each=rows_each)
     for row in range(2 * rows_each):
         request = row // rows_each
         for column in range(4):

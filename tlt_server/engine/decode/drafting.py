@@ -12,6 +12,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from tlt_server.config import ServerConfig
 from tlt_server.engine.decode.history import Histories
 from tlt_server.engine.sampling.drafts import DraftNoise
+from tlt_server.engine.sampling.logits import keep_type
 from tlt_server.engine.weights.vocabulary import DraftVocabulary, draft_vocabulary
 
 
@@ -68,6 +69,7 @@ class Drafting(EagleDraftWorker):
         self.draft_runner.forward = noisy
         # override: upstream has logits of all rows that draft-extend reads, and needs one of each request
         self.draft_runner.model.forward = selective
+        keep_type(self.draft_runner)
 
     def make_noisy(self, output: Any, forward_batch: ForwardBatch) -> None:
         """The drafter's logits after a pass, those that children are chosen from. output: `LogitsProcessorOutput`."""
@@ -78,12 +80,11 @@ class Drafting(EagleDraftWorker):
         if mode == ForwardMode.DRAFT_EXTEND_V2:
             logits, at = logits[:bs], positions[_last_accepted(forward_batch)]  # a graph pads them
             self.noise.compare(logits, at, forward_batch.req_pool_indices, self.hot_token_id)
-            self.noise.add(logits, at, 1, self.hot_token_id)
-            output.next_token_logits = logits.as_subclass(Selected)
+            output.next_token_logits = self.noise.add(logits, at, 1, self.hot_token_id).as_subclass(Selected)
         elif mode == ForwardMode.EXTEND:  # a prefill, or catching up: the last row of each request
-            self.noise.add(logits, forward_batch.seq_lens - 1, 1, self.hot_token_id)
+            output.next_token_logits = self.noise.add(logits, forward_batch.seq_lens - 1, 1, self.hot_token_id)
         else:
-            self.noise.add(logits, positions, len(logits) // bs, self.hot_token_id)
+            output.next_token_logits = self.noise.add(logits, positions, len(logits) // bs, self.hot_token_id)
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.noise.follow(batch.sampling_info)

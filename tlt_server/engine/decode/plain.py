@@ -27,6 +27,7 @@ from tlt_server.engine.decode.verify import forbid_early_stop
 from tlt_server.engine.graphs.capture import changed
 from tlt_server.engine.graphs.planning import plan_decodes
 from tlt_server.engine.graphs.workspace import trim
+from tlt_server.engine.sampling.logits import as_read
 
 
 class PlainSteps:
@@ -101,7 +102,8 @@ class PlainSteps:
 
     def _drawn(self, batch: Any, forward_batch: ForwardBatch, output: Any, mask: Any) -> torch.Tensor:
         """The next tokens, [bs] int; their logprobs are left in `output`, as verification leaves those of a root."""
-        logits, info = output.next_token_logits, forward_batch.sampling_info
+        output.next_token_logits = logits = as_read(output.next_token_logits, batch)
+        info = forward_batch.sampling_info
         info.penalties.apply(logits, batch)
         forbid_early_stop(logits, forward_batch.positions, batch.reqs)
         if info.logit_bias is not None:

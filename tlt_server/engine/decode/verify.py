@@ -30,14 +30,18 @@ def counts_late(server_args: Any) -> bool:
     return bool(elsewhere or server_args.dllm_algorithm)
 
 
-def prepare_nodes(logits: torch.Tensor, verify_input: Any, batch: Any) -> None:
-    """What plain decoding does to logits before bias and grammar, after each node; in place.
+def prepare_nodes(output: Any, verify_input: Any, batch: Any) -> torch.Tensor:
+    """What plain decoding does to logits before bias and grammar, after each node: [bs * num_draft_tokens, vocab].
 
-    logits: [bs * num_draft_tokens, vocab]. verify_input: upstream's `EagleVerifyInput`. batch: its `ScheduleBatch`,
-    whose `sampling_info` holds the `Penalties`.
+    output: upstream's `LogitsProcessorOutput`, which has them from here on. verify_input: its `EagleVerifyInput`.
+    batch: its `ScheduleBatch`, whose `sampling_info` holds the `Penalties`.
     """
+    from tlt_server.engine.sampling.logits import as_read
+
+    output.next_token_logits = logits = as_read(output.next_token_logits, batch)
     batch.sampling_info.penalties.apply(logits, batch, verify_input)
     forbid_early_stop(logits, verify_input.positions, batch.reqs)
+    return logits
 
 
 def prepare_last(batch: Any, penalties: Penalties) -> None:

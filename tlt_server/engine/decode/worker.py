@@ -24,6 +24,7 @@ from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.ranks import of_first
 from tlt_server.engine.sampling.filters import compile_filters
+from tlt_server.engine.sampling.logits import keep_type
 from tlt_server.engine.sampling.penalties import Penalties
 from tlt_server.engine.weights.swap import DrafterWeights
 from tlt_server.strategy.arms import PLAIN, ArmTable, Choice, pinned_table
@@ -70,6 +71,7 @@ class EagleWorker(EAGLEWorkerV2):
         self.all_arms = arms_of(self.server_args)
         self._routed = routed_experts(self)
         self._draft_worker.widest = self.topk
+        keep_type(self._target_worker.model_runner)
         self._draft_worker.add_noise()
         config = ServerConfig.from_environment()
         self.finds_arms = config.finds_arms and len(self.all_arms) > 1

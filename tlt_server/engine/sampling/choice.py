@@ -75,7 +75,8 @@ def compile_choice() -> None:
 
     row = torch.zeros(1, 3 * BLOCK, device="cuda")  # several blocks, and a multiple of 16, as most vocabularies
     one, seed = torch.ones(1, 1, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
-    noisy_argmax(row, seed, seed, 1, one)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        noisy_argmax(row.to(dtype), seed, seed, 1, one)
     noisy_argmax(row, seed, seed, 1)
 
 

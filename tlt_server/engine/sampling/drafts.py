@@ -70,20 +70,23 @@ class DraftNoise:
         self._sampled[:count] = sampled.float()
         self._choose()
 
-    def add(self, logits: torch.Tensor, positions: torch.Tensor, each: int, token_map: torch.Tensor | None) -> None:
-        """To the drafter's logits, in place.
+    def add(
+        self, logits: torch.Tensor, positions: torch.Tensor, each: int, token_map: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The drafter's logits with noise: [bs * each, n] float32.
 
         Args:
-            logits: [bs * each, n] float32.
+            logits: [bs * each, n], of any float type; left as they are.
             positions: [bs * each] int64, the drafter's.
             each: rows of a request.
             token_map: the target's token of each of the drafter's, [n] int64; None: they are the same.
         """
-        self._add(logits, positions, self._scales, each, token_map)
+        return self._add(logits, positions, self._scales, each, token_map)
 
-    def _add(self, logits: torch.Tensor, positions: torch.Tensor, scales: torch.Tensor, *shape: Any) -> None:
+    def _add(self, logits: torch.Tensor, positions: torch.Tensor, scales: torch.Tensor, *shape: Any) -> torch.Tensor:
         each, token_map = shape
-        add_noise(logits, self._seeds, positions + AHEAD, self._inverse_temperatures, scales, token_map, rows_each=each)
+        at, temperatures = positions + AHEAD, self._inverse_temperatures
+        return add_noise(logits, self._seeds, at, temperatures, scales, token_map, rows_each=each)
 
     def compare(
         self, logits: torch.Tensor, positions: torch.Tensor, requests: torch.Tensor, token_map: torch.Tensor | None
@@ -91,7 +94,7 @@ class DraftNoise:
         """Notes what each of SHARPNESS proposes after a draft-extend, now and then.
 
         Args:
-            logits: [bs, n] float32, without noise; left as they are.
+            logits: [bs, n], without noise; left as they are.
             positions: [bs] int64, the drafter's.
             requests: [bs] int64, places in the request pool.
             token_map: as of `add`.
@@ -99,12 +102,8 @@ class DraftNoise:
         self._extends += 1
         if self._extends % EVERY:
             return
-        bests = []
-        for inverse in self._inverse:
-            noisy = logits.clone()
-            self._add(noisy, positions, self._sampled * inverse, 1, token_map)
-            bests.append(noisy.argmax(-1))
-        best = torch.stack(bests, -1)
+        noisy = (self._add(logits, positions, self._sampled * inverse, 1, token_map) for inverse in self._inverse)
+        best = torch.stack([each.argmax(-1) for each in noisy], -1)
         self._proposed[requests] = best if token_map is None else token_map[best]
         self._position[requests] = (positions + AHEAD).where(self._sampled[: len(requests)] > 0, -1)
 

@@ -116,7 +116,17 @@ def noisy_argmax(
 
 @triton.jit(do_not_specialize=["rows_each"])
 def _add_to_block(
-    logits, seeds, positions, inverse_temperatures, noise_scales, tokens, rows_each, n, stride, BLOCK: tl.constexpr
+    logits,
+    noisy,
+    seeds,
+    positions,
+    inverse_temperatures,
+    noise_scales,
+    tokens,
+    rows_each,
+    n,
+    stride,
+    BLOCK: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
     request = row // rows_each
@@ -127,9 +137,9 @@ def _add_to_block(
         noise = _neighbours(seed, position, block * (BLOCK // 2) + tl.arange(0, BLOCK // 2))
     else:
         noise = _chosen(seed, position, tl.load(tokens + column, mask=inside, other=0).to(tl.uint32))
-    places = logits + row.to(tl.int64) * stride + column
-    scaled = tl.load(places, mask=inside) * tl.load(inverse_temperatures + request)
-    tl.store(places, scaled + tl.load(noise_scales + request) * noise, mask=inside)
+    score = tl.load(logits + row.to(tl.int64) * stride + column, mask=inside).to(tl.float32)
+    scaled = score * tl.load(inverse_temperatures + request)
+    tl.store(noisy + row.to(tl.int64) * n + column, scaled + tl.load(noise_scales + request) * noise, mask=inside)
 
 
 def add_noise(
@@ -141,11 +151,13 @@ def add_noise(
     tokens: torch.Tensor | None = None,
     *,
     rows_each: int,
-) -> None:
+) -> torch.Tensor:
     """`noise.add_noise` by one kernel, which a CUDA graph may hold: it reads all arguments on the GPU."""
     rows, n = logits.shape
+    noisy = torch.empty(rows, n, dtype=torch.float32, device=logits.device)
     _add_to_block[(rows, triton.cdiv(n, BLOCK))](
         logits,
+        noisy,
         seeds,
         positions,
         inverse_temperatures,
@@ -157,3 +169,4 @@ def add_noise(
         BLOCK=BLOCK,
         num_warps=WARPS,
     )
+    return noisy

@@ -66,13 +66,13 @@ def add_noise(
     tokens: torch.Tensor | None = None,
     *,
     rows_each: int,
-) -> None:
-    """Logits * inverse temperature + noise scale * noise, in place: a drafter's, by whose order it proposes.
+) -> torch.Tensor:
+    """Logits * inverse temperature + noise scale * noise: [bs * rows_each, n] float32, by which a drafter proposes.
 
     On a GPU nothing waits for a value: a CUDA graph may hold it. All but the rows of logits are contiguous. What is of
     each request may be longer than there are requests.
 
-    logits:               [bs * rows_each, n] float32
+    logits:               [bs * rows_each, n] float32, bfloat16 or float16
     seeds:                [bs] int64
     positions:            [bs * rows_each] int64, of the token that is proposed
     inverse_temperatures: [bs] float32
@@ -82,10 +82,11 @@ def add_noise(
     if logits.is_cuda:
         from tlt_server.engine.sampling import kernels
 
-        kernels.add_noise(logits, seeds, positions, inverse_temperatures, noise_scales, tokens, rows_each=rows_each)
-        return
+        return kernels.add_noise(
+            logits, seeds, positions, inverse_temperatures, noise_scales, tokens, rows_each=rows_each
+        )
     of = torch.arange(len(logits)) // rows_each
     vocab = logits.shape[1] if tokens is None else int(tokens.max()) + 1
     noise = gumbel(seeds[of], positions, vocab)
     noise = noise if tokens is None else noise[:, tokens]
-    logits.mul_(inverse_temperatures[of, None]).add_(noise.mul_(noise_scales[of, None]))
+    return (logits * inverse_temperatures[of, None]).add_(noise.mul_(noise_scales[of, None]))
