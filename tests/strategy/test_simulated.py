@@ -72,6 +72,24 @@ def test_requests_that_come_and_go_mislead_nobody(batch: int) -> None:
     assert median(lost) < 0.02, lost
 
 
+@pytest.mark.parametrize(("slow", "most"), [(10, 0.02), (20, 0.02), (50, 0.1)])
+def test_steps_that_begin_slowly_mislead_nobody(slow: int, most: float) -> None:
+    """As they do where many requests come at once: the arm that meets them is not given up for hundreds of steps."""
+    lost = []
+    for seed in range(8):
+        world = World(Random(seed))
+        server, levels = Server(world, StrategyUpdate("bandit"), ends=2500), world.new_levels(128)
+        for _ in range(1000):
+            server.step(levels, CONTEXT * 128)
+        every = (None, *CAPTURED)
+        world.slower = dict.fromkeys(every, 2.0)
+        for _ in range(slow):
+            server.step(levels, CONTEXT * 128)
+        world.slower = {}
+        lost.append(regret(server.step(levels, CONTEXT * 128)[0] for _ in range(300)))
+    assert max(lost) < most, lost
+
+
 @pytest.mark.slow
 def test_a_machine_that_others_use_misleads_little() -> None:
     """It slows every arm for a while; the one that runs then is not to blame, or is forgiven soon."""

@@ -2,7 +2,8 @@
 
 Each is a sum of what all arms share, their level, and of an arm's own. Of acceptance, in log-odds of a draft: text and
 drafter move all arms, and trees differ from chains. Of step time, in logarithms of seconds over what timing said: long
-requests, or others on the machine, move all. So the arm that runs tells the level, an exploration step its arm's own.
+requests, or others on the machine, move all. So the arm that runs tells the level, an exploration step its arm's own,
+and whose a jump was.
 """
 
 from collections import defaultdict
@@ -30,8 +31,12 @@ taken for an arm's own at first, so that arms never pulled seem too good, and ar
 _COMMON_DRIFT, _OWN_DRIFT, _SCATTER = 0.01**2, 0.001**2, 0.03**2
 """Variance that a step adds to the level of times, so that it is of the last few, to an arm's own; and of one step."""
 _CLIP, FAR = 3.5, 1.5
-"""Standard deviations that a step's time counts for, unless the next ones say so too. Then it is the level's where the
-arm has decoded for longer than an exploration, and less than so many times off: others on the machine do no more."""
+"""Standard deviations that a step's time counts for, unless the next ones say so too. Then it is the own of an arm that
+was explored; of one that has decoded for longer it is anybody's, until a step of another arm tells. And times as long
+as expected that are far."""
+WAITED = 24.0
+"""Usual steps' time that an arm in force must lose by steps so far off before they are believed. What many requests
+that begin at once do to a server's first steps is over by then; believed, it would be held against it for seconds."""
 _RESTARTED = 0.05**2
 """Variance of an arm's own step time after a restart, on what may be another machine, and the most by drift."""
 _SURPRISE_GAIN, _SURPRISING = 0.2, 3.0
@@ -116,7 +121,8 @@ class Estimates:
         self._surprise = 1.0
         self._far: dict[Choice, list[float]] = defaultdict(list)
         self._newest: Choice = None
-        self._steps = 0  # of the newest arm, not learned from yet
+        self._in_a_row = 0  # of the newest arm
+        self._steps = 0  # of them, not learned from yet
         self._accepted: list[int] = []
         self._took: list[float] = []
         self._reading = 0.0, 0.0
@@ -126,6 +132,7 @@ class Estimates:
         took = None if seconds is None else log(seconds / expected) + self._times.of(arm)
         if arm != self._newest or self._steps == TOGETHER:
             self.learn()
+        self._in_a_row = self._in_a_row + 1 if arm == self._newest else 1
         self._newest = arm
         self._steps += 1
         self._accepted += accepted
@@ -168,12 +175,15 @@ class Estimates:
         if abs(error) <= most:
             return error
         far += [each for each in errors if abs(each) > most]
+        in_force = self._in_a_row > 2
+        if in_force and median_low(far) >= log(FAR) and sum(map(exp, far)) - len(far) < WAITED:
+            return 0.0
         if len(far) < (3 if error > 0 else 2):  # steps may wait for something else, but are not quick by chance
             return copysign(most, error)
         error = min(far, key=abs)
         far.clear()
-        part = 0 if len(took) > 2 and abs(error) < log(FAR) else self._times.part[arm]
-        self._times.covariance[part][part] += error * error
+        for part in (0, self._times.part[arm])[not in_force :]:
+            self._times.covariance[part][part] += error * error
         return error
 
     def weights_changed(self) -> None:
