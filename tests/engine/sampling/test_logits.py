@@ -120,20 +120,19 @@ def test_heads_that_are_no_plain_matmul_are_left_to_upstream(kind: str) -> None:
 
 
 def batch(**asked: Any) -> Any:
-    """A batch of one request that asks for nothing, but what is asked."""
-    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    params = SimpleNamespace(**{name: asked.pop(name, value) for name, value in neutral.items()})
-    info = SimpleNamespace(logit_bias=asked.pop("logit_bias", None), is_all_greedy=asked.pop("is_all_greedy", False))
-    given = {"reqs": [SimpleNamespace(sampling_params=params)], "sampling_info": info}
-    return SimpleNamespace(**{"has_grammar": False, "return_logprob": False} | given | asked)
+    """A batch that asks for nothing, but what is asked."""
+    penalised = asked.pop("penalties", False)
+    info = {"logit_bias": None, "is_all_greedy": False, "penalties": SimpleNamespace(applies=lambda _: penalised)}
+    info |= {name: asked.pop(name) for name in info.keys() & asked.keys()}
+    return SimpleNamespace(
+        **{"has_grammar": False, "return_logprob": False} | asked, sampling_info=SimpleNamespace(**info)
+    )
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": 0.5},
-        {"repetition_penalty": 1.1},
+        {"penalties": True},
         {"logit_bias": torch.zeros(1, VOCAB)},
         {"has_grammar": True},
         {"return_logprob": True, "is_all_greedy": True},

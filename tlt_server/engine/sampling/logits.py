@@ -14,8 +14,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessor, should_apply_lm_
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.utils import use_intel_amx_backend
 
-from tlt_server.engine.sampling.penalties import asks
-
 STEPS = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND_V2)
 """Passes whose logits we alone read. Those of prefills upstream has logprobs of, and prunes."""
 
@@ -73,8 +71,8 @@ def _within(buffer: torch.Tensor, rows: int, vocab: int, dtype: torch.dtype) -> 
 
 def as_read(logits: torch.Tensor, batch: Any) -> torch.Tensor:
     """Logits as they are, or in float32 where penalties, bias or a grammar change them, or logprobs are taken of them
-    undivided. batch: upstream's `ScheduleBatch`, or `ForwardBatch` with `reqs` and `has_grammar`."""
+    undivided. batch: upstream's `ScheduleBatch`, whose `sampling_info` holds the `Penalties`."""
     info = batch.sampling_info
-    changed = batch.has_grammar or info.logit_bias is not None or any(map(asks, batch.reqs))
+    changed = batch.has_grammar or info.logit_bias is not None or info.penalties.applies(batch)
     undivided = batch.return_logprob and (info.is_all_greedy or envs.SGLANG_RETURN_ORIGINAL_LOGPROB.get())
     return logits.float() if changed or undivided else logits

@@ -134,6 +134,10 @@ class Penalties:
         rows = table.rows[batch.req_pool_indices]
         return _terms(table.counts[rows], table.factors[rows])
 
+    def applies(self, batch: Any) -> bool:
+        """Whether any request of a batch asks."""
+        return self._asked(batch) is not None
+
     def _asked(self, batch: Any) -> _Table | None:
         return self._table if self._row_of and any(req in self._row_of for req in batch.reqs) else None
 
