@@ -34,7 +34,7 @@ _CLIP, FAR = 3.5, 1.5
 """Standard deviations that a step's time counts for, unless the next ones say so too. Then it is the own of an arm that
 was explored; of one that has decoded for longer it is anybody's, until a step of another arm tells. And times as long
 as expected that are far."""
-WAITED = 24.0
+_WAITED = 24.0
 """Usual steps' time that an arm in force must lose by steps so far off before they are believed. What many requests
 that begin at once do to a server's first steps is over by then; believed, it would be held against it for seconds."""
 _RESTARTED = 0.05**2
@@ -176,7 +176,7 @@ class Estimates:
             return error
         far += [each for each in errors if abs(each) > most]
         in_force = self._in_a_row > 2
-        if in_force and median_low(far) >= log(FAR) and sum(map(exp, far)) - len(far) < WAITED:
+        if in_force and median_low(far) >= log(FAR) and sum(map(exp, far)) - len(far) < _WAITED:
             return 0.0
         if len(far) < (3 if error > 0 else 2):  # steps may wait for something else, but are not quick by chance
             return copysign(most, error)

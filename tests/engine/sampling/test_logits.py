@@ -88,8 +88,7 @@ def fell_back(lm_head: Any, mode: ForwardMode = ForwardMode.DECODE, *rest: Any) 
     """Whether upstream was asked."""
     processor, asked = kept(), []
     wrapped = vars(processor)["_get_logits"]
-    upstream = lambda *args: asked.append(args)  # noqa: E731
-    wrapped.func(processor, upstream, states(torch.float32), lm_head, metadata(mode), *rest)
+    wrapped.func(processor, lambda *args: asked.append(args), states(torch.float32), lm_head, metadata(mode), *rest)
     return bool(asked)
 
 
