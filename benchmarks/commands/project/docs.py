@@ -35,6 +35,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "demo": (lambda demo: f"```\n{as_text(demo.figures)}\n```", ["demo.cpu2"]),
     "faster": (tables.headline, ["strategy.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
+    "accept_length_eagle3": (tables.accept_length, ["accept_length_eagle3.h200"]),
     "accept_length_cpu": (tables.accept_length, ["accept_length.cpu2"]),
     "shapes": (bench_shapes.table, ["shapes.h200"]),
     "context": (tables.context, ["context.h200"]),
@@ -52,7 +53,6 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
-    "drain_32": (bench_drain.table, ["drain_32.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
     "history_drain": (history.as_table, ["history.h200"]),
@@ -62,6 +62,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "step": (step.table, ["step.h200"]),
+    "step_change": (step.table, ["step_change.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
 }
 """Each block's table, and the results that it is made of."""
