@@ -36,6 +36,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "faster": (tables.headline, ["strategy.h200"]),
     "accept_length": (tables.accept_length, ["accept_length.h200"]),
     "accept_length_eagle3": (tables.accept_length, ["accept_length_eagle3.h200"]),
+    "accept_length_simulated": (tables.accept_length, ["accept_length_simulated.h200"]),
     "accept_length_cpu": (tables.accept_length, ["accept_length.cpu2"]),
     "shapes": (bench_shapes.table, ["shapes.h200"]),
     "context": (tables.context, ["context.h200"]),
