@@ -43,6 +43,7 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
             server.share()
             server.push(range(40, 80))
             until(lambda: server.arrived[-1].trained_on == 1, "nothing was published for the new target")
+            until(lambda: trainer.status()["published"] >= 2, "the trainer takes no note of it")
             _metrics_are_those_of_the_status(trainer)
             trainer.end(process)
         with trainer.process() as process, Server(tmp_path / "two", trainer.control, trainer.features, "two:2") as late:
@@ -134,6 +135,28 @@ def test_on_demand_it_takes_the_steps_that_it_is_asked_for(tmp_path: Path) -> No
                 server.swap()
                 made = late.result()
             assert (made.steps, made.published, made.active, made.waits_for) == (0, 2, 2, "")
+        trainer.end(process)
+
+
+@pytest.mark.slow
+def test_steps_that_were_asked_for_do_not_wait_for_the_target_that_is_published_meanwhile(tmp_path: Path) -> None:
+    """An RL trainer asks for them beside its publication: of the new target nothing was sampled yet, and its embedding
+    and head are gigabytes."""
+    trainer = Running(tmp_path / "trainer", "on_demand = true", judged_every=10**6)
+    with trainer.process() as process, Client(f"http://127.0.0.1:{trainer.port}") as client:
+        with Server(tmp_path / "one", trainer.control, trainer.features) as server, ThreadPoolExecutor(1) as pool:
+            until(lambda: trainer.status().get("state") == "waiting to be asked", "the server is not known")
+            server.push(range(40))
+            until(lambda: trainer.status()["tokens_received"] > 512, "no features came")
+            made = pool.submit(client.train_drafter, 150, within_s=WITHIN_S, until="taken")
+            until(lambda: trainer.status()["steps"], "it does not begin")
+            server.publish()
+            assert (made.result().steps, made.result().waits_for) == (150, "")
+            made = client.train_drafter(1, within_s=0.5, until="taken")
+            assert (made.steps, made.waits_for) == (0, "waiting for the target's embedding and head")
+            server.share()
+            server.push(range(40, 80))
+            assert client.train_drafter(1, within_s=WITHIN_S, until="taken").steps == 1
         trainer.end(process)
 
 

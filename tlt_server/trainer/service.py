@@ -25,7 +25,7 @@ from tlt_server.trainer.learn.memory import release, relieve
 from tlt_server.trainer.learn.packing import pack
 from tlt_server.trainer.publish.folder import Drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge, Verdict
-from tlt_server.trainer.publish.published import Edition, Published
+from tlt_server.trainer.publish.publisher import Publisher
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.status import Status
 from tlt_server.trainer.workers import Workers
@@ -55,7 +55,7 @@ class Parts:
     buffer: Buffer
     judge: Judge
     checkpoints: Checkpoints
-    published: Published
+    publisher: Publisher
     servers: Servers
     workers: Workers
     inlet: Inlet
@@ -75,8 +75,7 @@ class Service:
     def __init__(self, parts: Parts, is_over: Callable[[], bool], demands: Demands | None = None) -> None:
         self._parts, self._config, self._is_over, self._demands = parts, parts.config, is_over, demands
         self._intake = Intake(parts.inlet, parts.inbox, parts.buffer)
-        self._edition: Edition | None = parts.published.newest()
-        self._published_for = self._judged_for = -1
+        self._judged_for = -1
         self._judgement_is_due = self._took = False  # took: memory, for passes
         self._in_vain = 1  # drafters in a row that were not kept, and one
         self._saved, self._learnt, self._rate = parts.trainer.steps, 0, 0.0
@@ -87,16 +86,16 @@ class Service:
     def run(self) -> None:
         """Until it is told to end; saves what it has learnt then. Raises ConfigError: the drafter that was published
         last is damaged. Raises RankLost: another process of this trainer is gone."""
-        if self._edition is not None:
-            self._send(self._edition)
-        with self._intake.open():
+        with self._parts.publisher.open(), self._intake.open():
             self._serve()
         self._save()
 
     def _serve(self) -> None:
         while not self._is_over():
             self._intake.check()
-            self._catch_up()
+            self._parts.publisher.collect()
+            if not self._is_amid():
+                self._catch_up()
             self._give_back()
             self._judgement_is_due |= self._demands is not None and self._demands.is_due()
             present = self._parts.workers.training()
@@ -114,6 +113,12 @@ class Service:
                 self._demands.settle(on_its_way=self._is_on_its_way())
 
     # -- what comes in --
+
+    def _is_amid(self) -> bool:
+        """Whether steps that were asked for are being taken, by features of the target that embedding and head are of:
+        another one, which an RL trainer publishes meanwhile, is followed after them. Nothing of it was sampled yet."""
+        begun = self._demands is not None and self._demands.is_amid()
+        return begun and self._parts.buffer.newest == self._parts.trainer.frozen.version
 
     def _catch_up(self) -> None:
         """With the servers' newest target."""
@@ -161,7 +166,7 @@ class Service:
             return "waiting for a server"
         if 0 not in present:
             return "waiting for rollouts to drain"
-        if parts.trainer.frozen.version < parts.servers.targets.newest:
+        if parts.trainer.frozen.version < parts.servers.targets.newest and not self._is_amid():
             return "waiting for the target's embedding and head"
         if self._demands:
             return "" if self._demands.left else "waiting to be asked"
@@ -202,7 +207,9 @@ class Service:
         return self._judgement_is_due and has_followed and not self._is_on_its_way()
 
     def _is_on_its_way(self) -> bool:
-        return self._edition is not None and self._parts.servers.is_on_its_way(self._edition.version)
+        publisher = self._parts.publisher
+        is_sent = publisher.edition is not None and self._parts.servers.is_on_its_way(publisher.newest)
+        return publisher.is_busy or is_sent
 
     def _judge(self) -> None:
         """Publishes the drafter in training, where it is better than the active one."""
@@ -211,8 +218,8 @@ class Service:
         held_out = parts.buffer.held_out(self._config.gate.entries)
         if parts.buffer.newest > parts.trainer.frozen.version:
             return
-        steps = parts.trainer.steps - (self._edition.steps if self._edition else 0)
-        moved = parts.trainer.frozen.version > self._published_for
+        steps = parts.trainer.steps - (parts.publisher.edition.steps if parts.publisher.edition else 0)
+        moved = parts.trainer.frozen.version > parts.publisher.target
         rejected = self._rejected()
         if rejected is not None and not moved and steps < self._config.gate.every << self._in_vain:
             return
@@ -227,28 +234,17 @@ class Service:
     def _rejected(self) -> int | None:
         """The drafter that was published last, where the servers did not keep it: what is held out does not tell all,
         or it is not what they serve now. The next must be better than that one too, and each waits twice as long."""
-        edition = self._edition
-        if edition is None or self._is_on_its_way() or self._parts.servers.drafter >= edition.version:
-            return None
-        return edition.version
+        newest = self._parts.publisher.newest
+        return None if self._is_on_its_way() or self._parts.servers.drafter >= newest else newest
 
     def _publish(self, verdict: Verdict, reason: str) -> None:
         parts, judged = self._parts, {"temperature": f"{self._config.gate.temperature:g}"}
         judged["accepted"] = " ".join(f"{share:.4f}" for share in verdict.judged.candidate_reaches)
-        version = 1 + max(parts.servers.newest_drafter, self._edition.version if self._edition else 0)
-        try:
-            drafter = replace(parts.drafter, network=verdict.network)
-            edition = parts.published.add(drafter, version, self._provenance() | judged)
-        except DiskFailed as error:
-            log.error("%s. Training goes on", error)
-            return
-        self._edition, self._published_for = edition, parts.trainer.frozen.version
+        version = 1 + max(parts.servers.newest_drafter, parts.publisher.newest)
+        drafter = replace(parts.drafter, network=verdict.network)
         parts.judge.publish(version, drafter)
-        self._send(edition)
-        log.info("drafter %d is published: %s", version, reason)
-
-    def _send(self, edition: Edition) -> None:
-        self._parts.sender.publish(edition.version, edition.trained_on, edition.file())
+        target, provenance = parts.trainer.frozen.version, self._provenance() | judged
+        parts.publisher.publish(drafter.copied(), version, target, provenance, reason)
 
     def _save(self) -> None:
         if (steps := self._parts.trainer.steps) > self._saved:
@@ -278,7 +274,7 @@ class Service:
             target=parts.servers.targets.newest,
             frozen=parts.trainer.frozen.version,
             checkpoint_in=self._config.checkpoint_every - parts.trainer.steps % self._config.checkpoint_every,
-            published=self._edition.version if self._edition else 0,
+            published=parts.publisher.newest,
             rejected=self._in_vain if self._rejected() else 0,
             active=parts.servers.drafter,
             in_force=parts.servers.drafter,

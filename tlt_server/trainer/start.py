@@ -6,7 +6,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from tlt_server.trainer.progress import in_terminal
 from tlt_server.trainer.publish.folder import Drafter, load_drafter, load_frozen
 from tlt_server.trainer.publish.judge import Judge
 from tlt_server.trainer.publish.published import Published
+from tlt_server.trainer.publish.publisher import Publisher
 from tlt_server.trainer.servers import Servers
 from tlt_server.trainer.service import Parts, Service
 from tlt_server.trainer.status import Status, shown
@@ -161,13 +162,12 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
         published.clear_away()
         trainer.team = Team(place.lines, drafter.config)
         stack.callback(trainer.team.end)
-        checkpoints = Checkpoints(folder / "checkpoints", config.keep)
-        stack.callback(checkpoints.close)
+        checkpoints = stack.enter_context(closing(Checkpoints(folder / "checkpoints", config.keep)))
         _resume(trainer, checkpoints)
-        inlet = Inlet(config.features_address, config.curve)
-        stack.callback(inlet.close)
+        inlet = stack.enter_context(closing(Inlet(config.features_address, config.curve)))
         model, servers = ModelIdentity.of(read_config(target)), Servers()
         fetcher = Fetcher(folder / "shared", _most_shared(model), servers.take)
+        link = Link(config.listen, READS_TO_TRAINER, curve=config.curve)
         workers = Workers(place.devices, config.spot, lambda rank: _end_overdue(rank, config))
         width, kind = _reads(drafter)
 
@@ -175,6 +175,7 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             workers.hear(peer, hello)
             servers.hear(peer, hello)
 
+        sender = Sender(link, model, hear, fetcher=fetcher, fan_out=config.fan_out)
         yield Parts(
             config=config,
             device=place.device,
@@ -183,18 +184,14 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             buffer=buffer,
             judge=Judge(config.gate, config.entries, start.network, published, place.device),
             checkpoints=checkpoints,
-            published=published,
+            publisher=Publisher(published, sender),
             servers=servers,
             workers=workers,
             inlet=inlet,
             inbox=Inbox(inlet, model, kind, width, servers.targets),
             fetcher=fetcher,
-            sender=Sender(_control(config), model, hear, fetcher=fetcher, fan_out=config.fan_out),
+            sender=sender,
         )
-
-
-def _control(config: TrainConfig) -> Link:
-    return Link(config.listen, READS_TO_TRAINER, curve=config.curve)
 
 
 def _most_shared(model: ModelIdentity) -> int:

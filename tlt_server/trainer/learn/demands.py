@@ -1,11 +1,14 @@
 """Training steps that are asked for, by an RL trainer that knows when its own step can spare the time."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tlt_client.schemas import TrainedUntil
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.005
 
@@ -40,12 +43,14 @@ class Demands:
         if self._now is not None:
             return None
         self._now = now = _Demand(steps, until, is_due=not steps and until != "taken")
-        deadline = time.monotonic() + within_s
+        began = time.monotonic()
         try:
-            while not (now.is_over or self.ended) and time.monotonic() < deadline and not await is_gone():
+            while not (now.is_over or self.ended) and time.monotonic() < began + within_s and not await is_gone():
                 await asyncio.sleep(POLL_S)
         finally:
             self._now = None
+        took = time.monotonic() - began
+        log.info("asked for: %d of %d steps taken, until %s, in %.2f s", now.taken, steps, until, took)
         return now.taken, now.is_over
 
     def end(self) -> None:
@@ -59,6 +64,11 @@ class Demands:
         """Steps to take."""
         now = self._now
         return now.asked - now.taken if now else 0
+
+    def is_amid(self) -> bool:
+        """Whether some of the steps were taken, and others are to be."""
+        now = self._now
+        return now is not None and 0 < now.taken < now.asked
 
     def is_due(self) -> bool:
         """Whether a judgement without steps is asked for; once."""

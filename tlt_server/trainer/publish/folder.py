@@ -1,5 +1,6 @@
 """Drafters as folders, and the tensors that a drafter shares with its target's checkpoint."""
 
+import copy
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,10 @@ class Drafter:
         """Of its file."""
         dtype: torch.dtype = getattr(torch, self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
         return dtype
+
+    def copied(self) -> "Drafter":
+        """As it is now, on the CPU, in the dtype of its file: training goes on."""
+        return Drafter(copy.deepcopy(self.network).requires_grad_(False).to(self.dtype).cpu(), self.config)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """All that a drafter's file holds, on the CPU."""
