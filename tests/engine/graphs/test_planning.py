@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt_server.engine.graphs import planning
+from tlt_server.engine.graphs.lengths import TRIED, Lengths, chunk_for
 
 SOURCE = Path(sglang.__file__).parent / "srt/layers/attention/flashinfer_backend.py"
 MOST = 12
+CHUNK = 9  # of the planner's own liking
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=MOST)
 
 
@@ -31,7 +33,8 @@ class Planner:
     def plan(self, floats: Any, ints: Any, pinned: Any, starts: Any, ends: Any, lens: Any, *rest: Any) -> list[int]:
         assert all(each.dtype == torch.int32 and each.is_contiguous() for each in (starts, ends, lens))
         self.given.append({"starts": starts.tolist(), "ends": ends.tolist(), "lens": lens.tolist(), "rest": rest})
-        return [len(self.given)]
+        pinned[16:20].view(torch.int32)[0] = CHUNK if (chunk := rest[-3]) < 0 else chunk
+        return [0] * 9 + [16] + [0] * 5
 
 
 class Wrapper:
@@ -42,7 +45,8 @@ class Wrapper:
         self._cached_module: Planner | None = None
         self._paged_kv_indptr_buf = torch.zeros(bs + 1, dtype=torch.int32)
         self._paged_kv_indices_buf = torch.full((MOST * 64,), -1, dtype=torch.int32)
-        self._float_workspace_buffer = self._int_workspace_buffer = self._pin_memory_int_workspace_buffer = None
+        self._float_workspace_buffer = self._int_workspace_buffer = None
+        self._pin_memory_int_workspace_buffer = torch.zeros(64, dtype=torch.uint8)
         self._mask_indptr_buf = torch.zeros(bs + 1, dtype=torch.int32)
         self._custom_mask_buf = torch.zeros(MOST * 64 * 9, dtype=torch.uint8)
         self.masked = masked
@@ -137,10 +141,52 @@ def update(
     return requests
 
 
+def holds(plan: dict[str, Any], lens: list[int]) -> None:
+    """That the newest plan cuts each of these true lengths into as many chunks as the length it was made for."""
+    chunk = plan["rest"][-3] if plan["rest"][-3] > 0 else CHUNK
+    assert all(most >= length for most, length in zip(plan["lens"], lens, strict=True))
+    assert [-(-most // chunk) for most in plan["lens"]] == [-(-length // chunk) for length in lens]
+
+
+@given(LENGTHS, st.integers(2, 9), st.integers(0, 9), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_a_plan_holds_for_what_the_step_before_gives(
+    least: list[int], verified: int, slack: int, padding: int, random: Random
+) -> None:
+    """It is not known yet when the plan is made: kernels read lengths where the GPU has written them."""
+    backend, lengths = FlashInferAttnBackend(), Lengths()
+    planning.plan_verification(backend, verified, lengths, chain=True)
+    lens = [length + random.randint(0, slack) for length in least] + [1] * padding
+    (wrapper,) = backend._create_prefill_wrappers(len(lens))
+    wrapper.plan()
+    lengths.tell(least, slack)
+    update(backend.indices_updater_prefill, wrapper, lens, host=False)
+    holds(wrapper.planner.given[-1], [length + verified for length in lens])
+    assert wrapper._paged_kv_indptr_buf.diff().tolist() == [length + verified for length in lens]
+    lengths.forget()
+    calls = backend.indices_updater_prefill.calls
+    update(backend.indices_updater_prefill, wrapper, lens, host=False)
+    assert backend.indices_updater_prefill.calls == calls + 2, "nobody knows them: upstream reads them back"
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=64), st.integers(0, 20), st.integers(1, 600))
+def test_a_size_of_chunks_cuts_all_lengths_alike_or_there_is_none(lens: list[int], slack: int, own: int) -> None:
+    most = np.array(lens)
+    found = chunk_for(most, slack, own)
+
+    def alike(chunk: int) -> bool:
+        return all(-(-length // chunk) == -(-max(length - slack, 1) // chunk) for length in lens)
+
+    if found is None:
+        assert not any(alike(chunk) for chunk in range(own, min(own + TRIED, max(lens))))
+    else:
+        assert alike(found)
+        assert found == own or own < found < max(lens)
+
+
 @given(LENGTHS, st.integers(2, 9))
 def test_a_chains_verification_reads_each_requests_tokens_and_its_own(lens: list[int], verified: int) -> None:
     backend = FlashInferAttnBackend()
-    planning.plan_verification(backend, verified, chain=True)
+    planning.plan_verification(backend, verified, Lengths(), chain=True)
     (wrapper,) = backend._create_prefill_wrappers(len(lens), use_custom_mask=True)
     requests = update(backend.indices_updater_prefill, wrapper, lens)
     assert not wrapper.masked
@@ -162,7 +208,7 @@ def test_a_trees_mask_is_packed_where_the_kernel_reads_it(
     lens: list[int], verified: int, padding: int, random: Random
 ) -> None:
     backend = FlashInferAttnBackend()
-    planning.plan_verification(backend, verified, chain=False)
+    planning.plan_verification(backend, verified, Lengths(), chain=False)
     padded = [*lens, *([1] * padding)]
     (wrapper,) = backend._create_prefill_wrappers(len(padded), use_custom_mask=True)
     masks = [[random.random() < 0.5 for _ in range(verified * (length + verified))] for length in lens]
@@ -180,7 +226,7 @@ def test_a_trees_mask_is_packed_where_the_kernel_reads_it(
 @given(LENGTHS, st.integers(1, 9))
 def test_a_draft_extends_lengths_count_its_tokens_already(lens: list[int], rows: int) -> None:
     backend = FlashInferAttnBackend()
-    planning.plan_extends(backend, rows)
+    planning.plan_extends(backend, rows, Lengths())
     (wrapper,) = backend._create_prefill_wrappers(len(lens))
     update(backend.indices_updater_prefill, wrapper, lens)
     (given_,) = wrapper.planner.given
@@ -191,7 +237,7 @@ def test_a_draft_extends_lengths_count_its_tokens_already(lens: list[int], rows:
 @given(LENGTHS)
 def test_a_plain_step_has_one_query_for_each_request(lens: list[int]) -> None:
     backend = FlashInferAttnBackend()
-    planning.plan_decodes(backend)
+    planning.plan_decodes(backend, Lengths())
     wrapper = Wrapper(len(lens))
     update(backend.indices_updater_decode, wrapper, lens, kind="decode")
     (given_,) = wrapper.planner.given
@@ -199,8 +245,10 @@ def test_a_plain_step_has_one_query_for_each_request(lens: list[int]) -> None:
     assert given_["starts"] == list(range(len(lens) + 1))
 
 
-@given(LENGTHS, st.integers(1, 5), st.integers(1, 6), st.booleans())
-def test_drafting_plans_what_upstreams_kernel_writes(lens: list[int], topk: int, passes: int, captures: bool) -> None:
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 6), st.booleans(), st.none() | st.integers(0, 6))
+def test_drafting_plans_what_upstreams_kernel_writes(
+    lens: list[int], topk: int, passes: int, captures: bool, slack: int | None
+) -> None:
     bs = len(lens)
     backends = [FlashInferAttnBackend() for _ in range(passes)]
     for backend in backends:
@@ -232,12 +280,14 @@ def test_drafting_plans_what_upstreams_kernel_writes(lens: list[int], topk: int,
         generate_draft_decode_kv_indices=Launched(),
         init_forward_metadata_out_graph=lambda batch, in_capture: upstream.append(in_capture),
     )
-    planning.plan_drafts(attention)
-    host = torch.tensor(lens)
+    lengths, host = Lengths(), torch.tensor(lens)
+    planning.plan_drafts(attention, lengths)
+    if slack is not None:
+        lengths.tell(lens, slack)  # which they may be longer, and are not
     batch = SimpleNamespace(
         batch_size=bs,
         seq_lens=host,
-        seq_lens_cpu=host,
+        seq_lens_cpu=host if slack is None else None,
         req_pool_indices=None,
         positions=host.repeat_interleave(topk),
     )
@@ -245,7 +295,12 @@ def test_drafting_plans_what_upstreams_kernel_writes(lens: list[int], topk: int,
     assert upstream == [True] * captures
     for backend, row in zip(backends, written.tolist(), strict=False):
         found = backend.decode_cuda_graph_metadata[bs][0].planner.given
-        assert [each["ends"] for each in found] == ([] if captures else [row])
+        if captures:
+            assert not found
+        elif not slack:
+            assert [each["ends"] for each in found] == [row]
+        else:
+            holds(found[-1], torch.tensor(row).diff().tolist())
 
 
 def test_a_plan_is_made_once_the_one_before_was_copied() -> None:
@@ -260,7 +315,7 @@ def test_a_plan_is_made_once_the_one_before_was_copied() -> None:
 def test_what_cannot_be_planned_so_is_planned_by_upstream(why: str) -> None:
     backend = FlashInferAttnBackend()
     updater = backend.indices_updater_decode
-    planning.plan_decodes(backend)
+    planning.plan_decodes(backend, Lengths())
     wrapper = Wrapper(2)
     wrapper.is_cuda_graph_enabled = why != "eager"
     wrapper._backend = "fa3" if why == "another planner" else "fa2"
@@ -274,8 +329,8 @@ def test_other_backends_and_sliding_windows_are_left_alone() -> None:
     windowed, plain = FlashInferAttnBackend(), object()
     windowed.dispatch_reason = "sliding window"
     for each in (windowed, plain, None):
-        planning.plan_verification(each, 4, chain=True)
-        planning.plan_drafts(each)
+        planning.plan_verification(each, 4, Lengths(), chain=True)
+        planning.plan_drafts(each, Lengths())
     assert "update" not in vars(windowed.indices_updater_prefill)
 
 

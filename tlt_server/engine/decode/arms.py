@@ -66,6 +66,11 @@ class Arms:
         if arm != self.active:
             self._put(arm)
 
+    def in_graphs(self, arm: Arm) -> int:
+        """The largest batch that has a CUDA graph for each of an arm's passes; 0: there is none."""
+        passes = [each for each in self.by_arm[arm][:3] if each.attention is not None]
+        return min(0 if each.graphs is None else each.graphs.max_bs for each in passes)
+
     def attention_backends(self) -> tuple[Any, ...]:
         """Of all arms."""
         return tuple(part.attention for parts in self.by_arm.values() for part in parts[:3])

@@ -11,6 +11,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from tlt_server.config import ServerConfig
 from tlt_server.engine.decode.history import Histories
+from tlt_server.engine.graphs.lengths import Lengths
 from tlt_server.engine.sampling.drafts import DraftNoise
 from tlt_server.engine.sampling.logits import keep_type
 from tlt_server.engine.weights.vocabulary import DraftVocabulary, draft_vocabulary
@@ -26,7 +27,7 @@ class Drafting(EagleDraftWorker):
     is going to choose by.
 
     widest: in branches, of all arms.
-    noise: of the batch; from `add_noise` on.
+    noise: of the batch; from `add_noise` on. lengths: the worker's.
     of_history: whether the active arm's drafts come out of `history`, and no pass is run for them.
     drafts: whether there is a drafter.
     vocabulary: the part of the target's that it proposes of; None: all, or what the drafter came with.
@@ -38,6 +39,7 @@ class Drafting(EagleDraftWorker):
     history: Histories | None = None
     vocabulary: DraftVocabulary | None = None
     noise: DraftNoise
+    lengths: Lengths
     topk: int
     speculative_num_steps: int
     speculative_num_draft_tokens: int
@@ -91,8 +93,15 @@ class Drafting(EagleDraftWorker):
         return super()._draft_extend_for_prefill(batch, *args, **kwargs)
 
     def draft(self, batch: Any) -> Any:
-        if self.of_history:
-            return draft_from_history(self, batch)
+        knows = batch.seq_lens_cpu is not None
+        if not knows:
+            batch.seq_lens_sum = self.lengths.total  # what the mask of a tree takes, at most
+        drafted = draft_from_history(self, batch) if self.of_history else self._draft(batch)
+        if not knows:
+            batch.seq_lens_sum = None  # other passes count further tokens
+        return drafted
+
+    def _draft(self, batch: Any) -> Any:
         self.noise.follow(batch.sampling_info)
         proposal = batch.spec_info
         if proposal.topk_p.shape[1] > self.topk:

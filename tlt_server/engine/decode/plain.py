@@ -44,7 +44,7 @@ class PlainSteps:
             runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
-        plan_decodes(runner.attn_backend)
+        plan_decodes(runner.attn_backend, worker.lengths)
         # override: it keeps the runner that it was made for
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()
@@ -52,6 +52,12 @@ class PlainSteps:
         self._one_each = torch.ones(most, dtype=torch.int32)  # where it is read: on the CPU
         self._proposal = _empty_proposal(worker, most)
         self.missed: Missed | None = Missed(worker) if worker.draft_worker.drafts else None
+
+    @property
+    def in_graphs(self) -> int:
+        """The largest batch that has a CUDA graph; 0: there is none."""
+        graphs = self.runner.decode_cuda_graph_runner
+        return 0 if graphs is None else int(graphs.max_bs)
 
     def step(
         self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None

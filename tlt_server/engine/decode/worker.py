@@ -22,6 +22,8 @@ from tlt_server.engine.decode.timing import pass_timings, tell, timings
 from tlt_server.engine.decode.verify import prepare_last, settle_greed
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
+from tlt_server.engine.graphs.lengths import Lengths
+from tlt_server.engine.graphs.planning import plannable
 from tlt_server.engine.ranks import of_first
 from tlt_server.engine.sampling.filters import compile_filters
 from tlt_server.engine.sampling.logits import keep_type
@@ -46,6 +48,7 @@ class EagleWorker(EAGLEWorkerV2):
     table: the arm of each batch size. Changed between two steps only, on all ranks alike.
     speculation: is told of each step; None before the scheduler has one.
     tap: None where no features are taken.
+    lengths: of the batch, where the step before still runs.
     history: None where no arm drafts from it.
     """
 
@@ -73,6 +76,8 @@ class EagleWorker(EAGLEWorkerV2):
         self._draft_worker.widest = self.topk
         keep_type(self._target_worker.model_runner)
         self._draft_worker.add_noise()
+        self.lengths = self._draft_worker.lengths = Lengths()
+        self._in_flight = 0  # tokens of a request that the step before gives at most
         config = ServerConfig.from_environment()
         self.finds_arms = config.finds_arms and len(self.all_arms) > 1
         budget = None if config.graph_memory_gb is None else config.graph_memory_gb * 1e9
@@ -99,7 +104,19 @@ class EagleWorker(EAGLEWorkerV2):
         if self.finds_arms:
             self._retain(largest)
         self.graphs = self._graphs.describe()
+        self._run_ahead()
         self.table = pinned_table(self.all_arms[0], self.captured)
+
+    def _run_ahead(self) -> None:
+        """Lets the scheduler launch a step while the one before runs, where all passes can be planned for what their
+        lengths are at most. SGLang has them read back first for what it counts by them, and for pictures' positions."""
+        args, of = self.server_args, self._target_worker.model_config
+        backends = [each for each in self.spec_v2_attn_backends if each is not None]
+        if args.enable_forward_pass_metrics or of.is_multimodal or not all(map(plannable, backends)):
+            return
+        for each in backends:
+            # override: lengths on the CPU are `Lengths`; upstream asks once, after this
+            each.needs_cpu_seq_lens = False
 
     def _keep_history(self, slots: int) -> None:
         """From here on, where an arm is to draft from it. slots: of the request pool."""
@@ -148,11 +165,13 @@ class EagleWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
+        self.lengths.forget()
         behind = self._catch_up(batch, arm)
         if self.history is not None:
             self.history.settle()
         self._arms.put(arm)
         self._last = arm
+        self._know_lengths(batch, arm)
         batch.sampling_info.penalties = self._penalties  # override: of a copy for one step: what verification is handed
         if self.speculation is not None:
             cached = sum(req.kv_committed_len for req in batch.reqs)
@@ -163,7 +182,7 @@ class EagleWorker(EAGLEWorkerV2):
             result = self._plain.step(batch, on_publish, grammar_barrier)
             if self.tap:
                 self.tap.take_step(batch.reqs, result, most=1)
-        result.arm = arm
+        result.arm, self._in_flight = arm, 1 if arm is None else arm.path
         if self.history is not None and arm is not None and arm.of_history:
             result.drafted = self.history.drafted
         if self.history is not None:
@@ -224,12 +243,23 @@ class EagleWorker(EAGLEWorkerV2):
             self._read_between(batch, missed, behind)
         if arm is None or not any(behind):
             return sum(behind)
+        _wait_for_lengths(batch)
         few = max(behind) <= PASSES * arm.path
         self._arms.put(arm if few else None)
         read = missed.read_in_step if few else missed.read_as_prefill
         with draft_context(self._draft_worker):
             read(batch, behind)
         return sum(behind)
+
+    def _know_lengths(self, batch: Any, arm: Choice) -> None:
+        """For a step's plans: the scheduler has counted all tokens but those of one step at most, the one before."""
+        if batch.seq_lens_cpu is not None:
+            return
+        graphs = self._plain.in_graphs if arm is None else self._arms.in_graphs(arm)
+        if len(batch.reqs) > graphs:
+            _wait_for_lengths(batch)
+        else:
+            self.lengths.tell([req.kv_committed_len for req in batch.reqs], self._in_flight)
 
     def _read_between(self, batch: Any, missed: Missed, behind: list[int]) -> None:
         """Before a plain step, where a smaller batch would be drafted for."""
@@ -239,3 +269,9 @@ class EagleWorker(EAGLEWorkerV2):
             self._arms.put(None)
             with draft_context(self._draft_worker):
                 missed.read_as_prefill(batch, due)
+
+
+def _wait_for_lengths(batch: Any) -> None:
+    """Until the GPU has done the step before."""
+    if batch.seq_lens_cpu is None:
+        batch.seq_lens_cpu = batch.seq_lens.cpu()

@@ -16,96 +16,116 @@ from typing import Any
 
 import torch
 
+from tlt_server.engine.graphs.lengths import Lengths, chunk_for
 from tlt_server.engine.graphs.workspace import flashinfer_backends
 
 
-def plan_verification(attention: Any, verified: int, *, chain: bool) -> None:
-    """Verification of so many tokens of each request, which are a chain or a tree."""
+def plan_verification(attention: Any, verified: int, lengths: Lengths, *, chain: bool) -> None:
+    """Verification of so many tokens of each request, which are a chain or a tree. lengths: of the batch, where a step
+    is launched while the one before runs."""
     for backend in plannable(attention):
         if chain:
             # override: a chain needs no mask, for which upstream keeps a buffer in each graph
             backend._create_prefill_wrappers = partial(_maskless, backend._create_prefill_wrappers)
         updater = backend.indices_updater_prefill
         # override: upstream reads lengths back from the GPU, which waits meanwhile
-        updater.update = ByLength(updater, rows=verified, ahead=verified, masked=not chain)
+        updater.update = ByLength(updater, lengths, rows=verified, ahead=verified, masked=not chain)
 
 
-def plan_extends(attention: Any, rows: int) -> None:
+def plan_extends(attention: Any, rows: int, lengths: Lengths) -> None:
     """Draft-extend of so many tokens for each request."""
     for backend in plannable(attention):
         updater = backend.indices_updater_prefill
         # override: as in plan_verification
-        updater.update = ByLength(updater, rows=rows)
+        updater.update = ByLength(updater, lengths, rows=rows, counted=rows)
 
 
-def plan_decodes(attention: Any) -> None:
+def plan_decodes(attention: Any, lengths: Lengths) -> None:
     """Decoding of one token for each request."""
     for backend in plannable(attention):
         updater = backend.indices_updater_decode
         # override: as in plan_verification
-        updater.update = ByLength(updater, rows=1)
+        updater.update = ByLength(updater, lengths, rows=1, counted=1)
 
 
-def plan_drafts(attention: Any) -> None:
+def plan_drafts(attention: Any, lengths: Lengths) -> None:
     """The drafter's passes of one step, a backend for each."""
     if plannable(attention):
         # override: as in plan_verification, once for all passes of a draft
-        attention.init_forward_metadata_out_graph = DraftSteps(attention)
+        attention.init_forward_metadata_out_graph = DraftSteps(attention, lengths)
 
 
 class ByLength:
     """Stands in for the method `update` of SGLang's two index updaters, where all requests have equally many queries.
 
     updater: SGLang's; its own method is used for whatever is no graph's wrapper, and for a wrapper's first plan.
+    lengths: of the batch, for calls without lengths on the CPU.
     rows: queries of each request.
-    ahead: tokens of each request that its length does not count yet.
+    ahead: tokens of each request that its length does not count yet. counted: that it counts beyond `lengths`.
     masked: `spec_info` says who sees whom.
     """
 
-    def __init__(self, updater: Any, rows: int, ahead: int = 0, masked: bool = False) -> None:
+    def __init__(
+        self, updater: Any, lengths: Lengths, rows: int, ahead: int = 0, counted: int = 0, masked: bool = False
+    ) -> None:
         self._updater, self._rows, self._ahead, self._masked = updater, rows, ahead, masked
+        self._lengths, self._counted = lengths, counted
         self._upstream, self._turns = updater.update, Turns()
 
     def __call__(self, requests: Any, seq_lens: Any, seq_lens_cpu: Any, seq_lens_sum: Any, **named: Any) -> None:
         """As upstream's: requests, seq_lens, [bs] int64 on the GPU; seq_lens_cpu the same on the CPU, or None."""
         wrappers = named.get("prefill_wrappers") or named.get("decode_wrappers")
-        if seq_lens_cpu is None or not wrappers or not _is_planned(wrappers[0]):
+        known, slack = seq_lens_cpu, 0
+        if known is None and (most := self._lengths.most(len(seq_lens))) is not None:
+            known, slack = most + self._counted, self._lengths.slack
+        if known is None or not wrappers or not _is_planned(wrappers[0]):
             self._upstream(requests, seq_lens, seq_lens_cpu, seq_lens_sum, **named)
             return
         (wrapper,) = wrappers
         counted = seq_lens + self._ahead if self._ahead else seq_lens
         torch.cumsum(counted, 0, dtype=torch.int32, out=wrapper._paged_kv_indptr_buf[1:])
         _fill(self._updater.req_to_token, requests, counted, wrapper)
-        lens = (seq_lens_cpu + self._ahead).to(torch.int32)
+        lens = (known + self._ahead).to(torch.int32)
         ends = ends_of(lens)
         if self._masked:
             _pack(named["spec_info"].custom_mask, counted, self._rows * int(ends[-1]), wrapper, self._rows)
         with self._turns.next():
-            _plan(self._updater, wrapper, lens, ends, self._rows)
+            if not _plan(self._updater, wrapper, lens, ends, self._rows, slack):
+                lens = counted.to("cpu", torch.int32)  # waits for the GPU
+                _plan(self._updater, wrapper, lens, ends_of(lens), self._rows)
 
 
 class DraftSteps:
     """Stands in for the method `init_forward_metadata_out_graph` of SGLang's draft backend. In pass i a branch sees its
     request's tokens and i + 1 of its own."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, lengths: Lengths) -> None:
         self._attention, self._upstream = attention, attention.init_forward_metadata_out_graph
-        self._turns = Turns()
+        self._lengths, self._turns = lengths, Turns()
 
     def __call__(self, forward_batch: Any, in_capture: bool = False) -> None:
         """As upstream's."""
         attention, bs = self._attention, forward_batch.batch_size
-        backends, host = attention.attn_backends, forward_batch.seq_lens_cpu
-        if in_capture or host is None or not _is_planned(backends[0].decode_cuda_graph_metadata[bs][0]):
+        host, slack = forward_batch.seq_lens_cpu, 0
+        if host is None and (most := self._lengths.most(bs)) is not None:
+            host, slack = most, self._lengths.slack
+        if in_capture or host is None or not _is_planned(attention.attn_backends[0].decode_cuda_graph_metadata[bs][0]):
             self._upstream(forward_batch, in_capture=in_capture)
             return
         _fill_drafts(attention, forward_batch)
-        passes = torch.arange(1, len(backends) + 1)
-        lens = (host[:bs].repeat_interleave(attention.topk) + passes[:, None]).to(torch.int32)
-        ends = ends_of(lens)
         with self._turns.next():
-            for backend, of_pass, end in zip(backends, lens, ends, strict=True):
-                _plan(backend.indices_updater_decode, backend.decode_cuda_graph_metadata[bs][0], of_pass, end, rows=1)
+            if not self._plan(host[:bs], slack):
+                self._plan(forward_batch.seq_lens[:bs].to("cpu"), 0)  # waits for the GPU
+
+    def _plan(self, host: torch.Tensor, slack: int) -> bool:
+        """All passes; False: no plan holds for all lengths. host: [bs] int."""
+        backends, topk = self._attention.attn_backends, self._attention.topk
+        passes = torch.arange(1, len(backends) + 1)
+        lens = (host.repeat_interleave(topk) + passes[:, None]).to(torch.int32)
+        return all(
+            _plan(each.indices_updater_decode, each.decode_cuda_graph_metadata[len(host)][0], of_pass, end, 1, slack)
+            for each, of_pass, end in zip(backends, lens, ends_of(lens), strict=True)
+        )
 
 
 class Turns:
@@ -165,9 +185,23 @@ def _starts(bs: int, rows: int) -> torch.Tensor:
     return torch.arange(bs + 1, dtype=torch.int32) * rows
 
 
-def _plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, rows: int) -> None:
-    """flashinfer's planner: reads lengths on the CPU, and copies its plan to the GPU. updater: knows the heads. lens:
-    [n] int32, keys of each request or branch. ends: [n + 1] int32, of these. rows: queries of each."""
+def _plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, rows: int, slack: int = 0) -> bool:
+    """Plans for all lengths of `lens`, [n] int32, keys of each request or branch at most, that are shorter by up to
+    `slack`; False: no plan holds for them all, and none was made that may be used. updater: knows the heads. ends:
+    [n + 1] int32, of these keys. rows: queries of each."""
+    _let_plan(updater, wrapper, lens, ends, rows)
+    if not slack:
+        return True
+    chunk = _chunk(wrapper)
+    wanted = chunk_for(lens.numpy(), slack, chunk)
+    if wanted is not None and wanted != chunk:
+        _let_plan(updater, wrapper, lens, ends, rows, wanted)
+    return wanted is not None
+
+
+def _let_plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, rows: int, chunk: int = -1) -> None:
+    """flashinfer's planner: reads lengths on the CPU, and copies its plan to the GPU. chunk: keys of a chunk; -1: as
+    flashinfer likes."""
     count = len(lens)
     # override: flashinfer's own plan() reads lengths back from the GPU
     wrapper._plan_info = wrapper._cached_module.plan(
@@ -187,10 +221,16 @@ def _plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, ro
         updater.head_dim,  # of values
         False,  # causal: for this planner the same; a pass says itself whether it is
         -1,  # no window
-        -1,  # splits as flashinfer likes
+        chunk,
         False,  # and may split
         0,  # no other kernels beside
     )
+
+
+def _chunk(wrapper: Any) -> int:
+    """Keys of a chunk, by the newest plan: where the planner has written them, PrefillPlanInfo's tenth."""
+    begin = int(wrapper._plan_info[9])
+    return int(wrapper._pin_memory_int_workspace_buffer[begin : begin + 4].view(torch.int32))
 
 
 def _mark() -> Any:
