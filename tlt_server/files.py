@@ -45,11 +45,15 @@ def fill(file: io.FileIO, memory: memoryview) -> None:
 
 
 def read(path: Path, most: int = MOST_JSON) -> bytes:
-    """All of it. OSError: as `regular`, or it grew shorter meanwhile."""
+    """All of it, in one piece of memory that is read into while other threads run. OSError: as `regular`, or it grew
+    shorter meanwhile."""
+    parts: list[bytes] = []
     with regular(path, most) as (file, size):
-        content = bytearray(size)
-        fill(file, memoryview(content))
-        return bytes(content)
+        while (left := size - sum(map(len, parts))) > 0:  # Linux reads 2 GiB at once at most
+            parts.append(file.read(left))
+            if not parts[-1]:
+                raise OSError(errno.EIO, "cut short")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def read_object(path: Path) -> dict[str, Any]:

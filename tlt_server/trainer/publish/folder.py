@@ -16,6 +16,7 @@ from tlt_server.drafter.published import read
 from tlt_server.drafter.target import CPU, read_tensor
 from tlt_server.errors import ConfigError, DiskFailed
 from tlt_server.trainer.learn.chains import Frozen
+from tlt_server.trainer.learn.memory import move
 from tlt_server.trainer.learn.network import Network, network
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -36,7 +37,12 @@ class Drafter:
 
     def copied(self) -> "Drafter":
         """As it is now, on the CPU, in the dtype of its file: training goes on."""
-        return Drafter(copy.deepcopy(self.network).requires_grad_(False).to(self.dtype).cpu(), self.config)
+        copied = copy.deepcopy(self.network).requires_grad_(False).to(self.dtype)
+        device = next(copied.parameters()).device
+        move(copied, CPU)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # until it is there
+        return Drafter(copied, self.config)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """All that a drafter's file holds, on the CPU."""
