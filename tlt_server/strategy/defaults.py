@@ -1,15 +1,19 @@
 """A server's own buckets: from start-up timing, so that no table of cards is needed; or without it."""
 
 from collections.abc import Mapping
+from itertools import product
 from math import log
 
 from tlt_server.config.arm import Arm, Source
 from tlt_server.strategy.arms import Bucket, Choice, is_chain
 from tlt_server.strategy.costs import StepCosts
-from tlt_server.strategy.estimates import expected_length, lead
+from tlt_server.strategy.estimates import TREE_LEAD, expected_length
 
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
+LEADS = (0.4, TREE_LEAD)
+"""Log-odds of a tree's drafts over a chain's, as measured: by the greater alone, small chains have no place where few
+requests run, and where a drafter knows little they are best there."""
 _NEAR = 0.9
 """An arm is retained after profiling where it comes so near the best at one of these rates."""
 _UNTIMED = (1, 4, 16, 64)
@@ -34,7 +38,7 @@ def default_buckets(costs: StepCosts, captured: Mapping[Arm, int], largest: int)
 def worth_having(costs: StepCosts, captured: Mapping[Arm, int], largest: int) -> tuple[Arm, ...]:
     """The arms that have a place in a default bucket; the best at batch size 1 where nothing beats plain decoding."""
     placed = {arm for bucket in default_buckets(costs, captured, largest) for arm in bucket.arms}
-    best = max(captured, key=lambda arm: length(arm, RATES[-1]) / costs.seconds(arm, 1, 0))
+    best = max(captured, key=lambda arm: length(arm, RATES[-1], LEADS[-1]) / costs.seconds(arm, 1, 0))
     return tuple(arm for arm in captured if arm in placed) or (best,)
 
 
@@ -58,8 +62,8 @@ def _could_be_best(costs: StepCosts, contenders: list[Arm], batch: int) -> tuple
 def _best_of(costs: StepCosts, contenders: list[Arm], batch: int) -> set[Arm]:
     """Of arms of one source."""
     found: set[Arm] = set()
-    for rate in RATES:
-        made = {arm: length(arm, rate) / costs.seconds(arm, batch, 0) for arm in contenders}
+    for rate, lead in product(RATES, LEADS):
+        made = {arm: length(arm, rate, lead) / costs.seconds(arm, batch, 0) for arm in contenders}
         best = max([1 / costs.seconds(None, batch, 0), *made.values()])
         found.update(arm for arm in contenders if made[arm] >= _NEAR * best)
     depths = [arm.num_steps for arm in found if is_chain(arm)] or [0]
@@ -67,6 +71,6 @@ def _best_of(costs: StepCosts, contenders: list[Arm], batch: int) -> set[Arm]:
     return found | between
 
 
-def length(arm: Arm, rate: float) -> float:
-    """Accept length, where each draft of a chain is accepted at one rate; a tree of its usual lead."""
-    return expected_length(arm, log(rate / (1 - rate)) + lead(arm))
+def length(arm: Arm, rate: float, lead: float) -> float:
+    """Accept length, where each draft of a chain is accepted at one rate; a tree's at log-odds greater by `lead`."""
+    return expected_length(arm, log(rate / (1 - rate)) + (0.0 if is_chain(arm) else lead))

@@ -54,6 +54,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
+    "drain_512": (bench_drain.table, ["drain_512.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
     "history_drain": (history.as_table, ["history.h200"]),
@@ -64,6 +65,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "step": (step.table, ["step.h200"]),
     "step_change": (step.table, ["step_change.h200"]),
+    "step_muted": (step.table, ["step_muted.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
 }
 """Each block's table, and the results that it is made of."""

@@ -43,9 +43,10 @@ def _of(figures: Figures, what: str) -> list[str]:
     used = [i for i in range(len(COLUMNS)) if any(cells[i] for cells in rows.values())]
     names = list(COLUMNS.values())
     claims = [
-        [words, *(f"{figures[f'{name}{end}_{what}']:.2f}" for end in ("", "_min", "_max"))]
+        [words, *(f"{figures[f'{name}{end}_{of}']:.2f}" for end in ("", "_min", "_max"))]
         for name, words in CLAIMS.items()
-        if f"{name}_{what}" in figures
+        for of in _named_by(name, what)
+        if f"{name}_{of}" in figures
     ]
     phases = [[arm, *(cells[i] for i in used)] for arm, cells in rows.items()]
     parts = [f"**{what.replace('_', ', ', 1)}**", tables.table(["", *(names[i] for i in used)], phases)]
@@ -57,6 +58,13 @@ def _of(figures: Figures, what: str) -> list[str]:
         cells = [[each.replace("_", " "), _median(figures, f"step_speedup_{each}_{what}")] for each in told]
         parts.append(tables.table(["replayed", "bandit over off"], cells))
     return parts
+
+
+def _named_by(claim: str, what: str) -> list[str]:
+    """What a claim about these steps is named by: one that tells of the change itself, by their batch."""
+    if claim.endswith("_after_change"):
+        return [what.removesuffix("_change")] if what.endswith("_change") else []
+    return [what]
 
 
 def _mode(figures: Figures, what: str, mode: str) -> Sequence[str]:
