@@ -20,15 +20,16 @@ Where a drafter knows a part of the vocabulary, sums run over that part and p is
 counts by how much of the target's law the drafter can reach at all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tlt_server.trainer.learn.chains import Frozen, Step, draft, drafter_logits, target_law
+from tlt_server.trainer.learn.chains import Frozen, draft, drafter_logits, target_law
 from tlt_server.trainer.learn.network import Network
 from tlt_server.trainer.learn.packing import Pack
 
@@ -50,10 +51,9 @@ def cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
     return -(law * logits.log_softmax(-1)).sum(-1)
 
 
-def likeliest(logits: Tensor, law: Tensor) -> Tensor:
-    """The cross entropy over the target's LIKELIEST tokens alone; [R, V'] -> [R]."""
-    most = law.topk(min(LIKELIEST, law.shape[-1]))
-    return -(most.values * logits.log_softmax(-1).gather(-1, most.indices)).sum(-1)
+def likeliest(logits: Tensor, chances: Tensor, tokens: Tensor) -> Tensor:
+    """The cross entropy over the target's LIKELIEST tokens alone; [R, V'], [R, 10] both -> [R]."""
+    return -(chances * logits.log_softmax(-1).gather(-1, tokens)).sum(-1)
 
 
 def overlap(logits: Tensor, law: Tensor) -> Tensor:
@@ -140,43 +140,88 @@ def loss(network: Network, frozen: Frozen, pack: Pack, objective: Objective) -> 
     return torch.stack([weight * mean for weight, mean in zip(weights, means, strict=True)]).sum() / sum(weights)
 
 
-def step_means(network: Network, frozen: Frozen, pack: Pack, objective: Objective) -> Iterator[Tensor]:
+def step_means(network: Network, frozen: Frozen, pack: Pack, objective: Objective) -> list[Tensor]:
     """The loss of each step, a mean over the rows that count; zero where none does."""
-    for step in draft(network, frozen, pack, objective.steps):
-        yield _sum(network, frozen, pack, objective, step) / step.counts.sum().clamp(min=1)
-
-
-def _sum(network: Network, frozen: Frozen, pack: Pack, objective: Objective, step: Step) -> Tensor:
-    def portion(reads: Tensor, finals: Tensor, taken: Tensor) -> Tensor:
-        total = reads.new_zeros((), dtype=torch.float32)
-        if objective.token or objective.likeliest:
-            with torch.no_grad():
-                law = target_law(frozen, finals)
-                law = law if network.draft_tokens is None else law[:, network.draft_tokens]
-            logits = drafter_logits(network, frozen, reads)
-            if objective.token:
-                total = total + objective.token * token_loss(objective.token_loss, logits, law, taken).sum()
-            if objective.likeliest:
-                total = total + objective.likeliest * likeliest(logits, law).sum()
-        if objective.state:
-            total = total + objective.state * smooth_l1(reads, finals).sum()
-        return total
-
-    rows = step.counts.nonzero()[:, 0]
-    given = pack.finals[step.at[rows]], _taken(network, frozen, pack, step.at[rows])
-    reads, at_once = step.reads[rows], rows_at_once(len(frozen.head))
-    if not torch.is_grad_enabled():
-        parts = zip(*(each.split(at_once) for each in (reads, *given)), strict=True)
-        return torch.stack([portion(*some) for some in parts]).sum()
+    steps = list(draft(network, frozen, pack, objective.steps))
+    rows = [step.counts.nonzero()[:, 0] for step in steps]
+    reads, at = ([getattr(step, name)[of] for step, of in zip(steps, rows, strict=True)] for name in ("reads", "at"))
+    portions = partial(_portions, network, frozen, pack, objective, at)
     heads = () if network.own_head is None else (network.own_head,)
-    total: Tensor = _Portions.apply(portion, at_once, reads, given, *heads)
+    sums: Tensor = _Sums.apply(portions, torch.is_grad_enabled(), len(reads), *reads, *heads)
+    return [each / max(1, len(of)) for each, of in zip(sums, rows, strict=True)]
+
+
+Portion: TypeAlias = tuple[int, slice, Callable[[Tensor], Tensor]]
+
+
+def _portions(
+    network: Network, frozen: Frozen, pack: Pack, objective: Objective, at: Sequence[Tensor]
+) -> Iterator[Portion]:
+    """A step's number, some of its rows, and their loss by what the head reads of them: for some entries at a time, so
+    that what the target says of these is made once for all steps. at: [R] of each step, the entries of its rows,
+    ascending."""
+    entries, size = len(pack.tokens), rows_at_once(len(frozen.head))
+    begins = torch.arange(0, entries + size, size, device=pack.tokens.device)
+    ends = torch.stack([torch.searchsorted(each, begins) for each in at]).tolist()
+    taken = _taken(network, frozen, pack)
+    for number in range(len(begins) - 1):
+        begin = number * size
+        target = _Target.of(network, frozen, objective, pack.finals[begin : begin + size], taken[begin : begin + size])
+        for step, of_step in enumerate(ends):
+            rows = slice(of_step[number], of_step[number + 1])
+            if rows.start < rows.stop:
+                some = target.at(at[step][rows] - begin)
+                yield step, rows, partial(_sum, network, frozen, objective, some)
+
+
+class _Target(NamedTuple):
+    """What the target says of R entries. finals: [R, H]. taken: [R]. law: [R, V'], None where no loss is of it; of its
+    likeliest tokens chances and tokens, [R, 10]."""
+
+    finals: Tensor
+    taken: Tensor
+    law: Tensor | None = None
+    chances: Tensor | None = None
+    tokens: Tensor | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, network: Network, frozen: Frozen, objective: Objective, finals: Tensor, taken: Tensor) -> "_Target":
+        if not objective.token and not objective.likeliest:
+            return cls(finals, taken)
+        law = target_law(frozen, finals)
+        law = law if network.draft_tokens is None else law[:, network.draft_tokens]
+        most = law.topk(min(LIKELIEST, law.shape[-1])) if objective.likeliest else (None, None)
+        return cls(finals, taken, law, *most)
+
+    def at(self, entries: Tensor) -> "_Target":
+        """Of these, ascending, alone."""
+        if len(entries) == len(self.taken):
+            return self
+        return _Target(*(None if each is None else each[entries] for each in self))
+
+
+def _sum(network: Network, frozen: Frozen, objective: Objective, target: _Target, reads: Tensor) -> Tensor:
+    """The loss of R rows; reads: [R, H]."""
+    total = reads.new_zeros((), dtype=torch.float32)
+    if target.law is not None:
+        logits = drafter_logits(network, frozen, reads)
+        if objective.token:
+            of_token = token_loss(objective.token_loss, logits, target.law, target.taken)
+            total = total + objective.token * of_token.sum()
+        if target.chances is not None and target.tokens is not None:
+            total = total + objective.likeliest * likeliest(logits, target.chances, target.tokens).sum()
+    if objective.state:
+        total = total + objective.state * smooth_l1(reads, target.finals).sum()
     return total
 
 
-def _taken(network: Network, frozen: Frozen, pack: Pack, at: Tensor) -> Tensor:
-    """What the target took after each of these entries, as the drafter numbers tokens; -1: it does not know it, or it
-    is beyond the run's end."""
-    taken = torch.where(at < pack.last[at], pack.tokens[(at + 1).clamp(max=len(pack.tokens) - 1)], -1)
+def _taken(network: Network, frozen: Frozen, pack: Pack) -> Tensor:
+    """What the target took after each entry, [N], as the drafter numbers tokens; -1: it does not know it, or it is
+    beyond the run's end."""
+    entries = len(pack.tokens)
+    at = torch.arange(entries, device=pack.tokens.device)
+    taken = torch.where(at < pack.last, pack.tokens[(at + 1).clamp(max=entries - 1)], -1)
     if network.draft_tokens is None:
         return taken
     numbers = taken.new_full((len(frozen.head),), -1)
@@ -184,8 +229,8 @@ def _taken(network: Network, frozen: Frozen, pack: Pack, at: Tensor) -> Tensor:
     return torch.where(taken >= 0, numbers[taken.clamp(min=0)], -1)
 
 
-class _Portions(torch.autograd.Function):
-    """A sum over rows, in portions whose gradient is taken while their logits are there.
+class _Sums(torch.autograd.Function):
+    """A sum for each step over its rows, in portions whose gradient is taken while their logits are there.
 
     All logits at once would not fit into memory; made again for the backward pass, they would take five products with
     the head where three do (as in Liger Kernel's fused linear cross entropy, arXiv 2410.10989).
@@ -193,30 +238,36 @@ class _Portions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        portion: Callable[[Tensor, Tensor, Tensor], Tensor],
-        rows: int,
-        reads: Tensor,
-        given: tuple[Tensor, Tensor],
-        *heads: Tensor,
+        ctx: Any, portions: Callable[[], Iterator[Portion]], learns: bool, steps: int, *tensors: Tensor
     ) -> Tensor:
-        """portion: sum over some rows of reads and what is given, so many at once; `heads`, which it may use, learn
-        too."""
-        total = reads.new_zeros((), dtype=torch.float32)
-        of_reads, of_heads = [], [torch.zeros_like(head) for head in heads]
-        for some, *wanted in zip(*(each.split(rows) for each in (reads, *given)), strict=True):
-            with torch.enable_grad():
-                learning = some.detach().requires_grad_()
-                value = portion(learning, *wanted)
+        """learns: whether gradients are wanted. tensors: what the head reads in each step, [R, H]; then heads that
+        learn too, which portions use."""
+        reads, heads = tensors[:steps], tensors[steps:]
+        total = [torch.zeros((), device=tensors[0].device) for _ in reads]
+        of_reads = [torch.zeros_like(each) for each in reads] if learns else []
+        of_heads = [[torch.zeros_like(head) for head in heads] for _ in reads] if learns else []
+        for step, rows, value_of in portions():
+            with torch.set_grad_enabled(learns):
+                learning = reads[step][rows].detach().requires_grad_(learns)
+                value = value_of(learning)
+                total[step] += value.detach()
+                if not learns:
+                    continue
                 gradient, *more = torch.autograd.grad(value, (learning, *heads), materialize_grads=True)
-            total += value.detach()
-            of_reads.append(gradient)
-            for gathered, each in zip(of_heads, more, strict=True):
+            of_reads[step][rows] = gradient
+            for gathered, each in zip(of_heads[step], more, strict=True):
                 gathered.add_(each)
-        ctx.save_for_backward(torch.cat(of_reads), *of_heads)
-        return total
+        ctx.steps = steps
+        ctx.save_for_backward(*of_reads, *(each for of_step in of_heads for each in of_step))
+        return torch.stack(total)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_reads, *of_heads = (gradient * saved for saved in ctx.saved_tensors)
-        return None, None, of_reads, None, *of_heads
+        steps, saved = ctx.steps, ctx.saved_tensors
+        of_reads = [each * of_step for each, of_step in zip(gradient, saved[:steps], strict=True)]
+        count = (len(saved) - steps) // steps
+        of_heads = [
+            torch.stack([gradient[step] * saved[steps + step * count + head] for step in range(steps)]).sum(0)
+            for head in range(count)
+        ]
+        return None, None, None, *of_reads, *of_heads
