@@ -13,7 +13,7 @@ RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
 LEADS = (0.4, TREE_LEAD)
 """Log-odds of a tree's drafts over a chain's, as measured: by the greater alone, small chains have no place where few
-requests run, and where a drafter knows little they are best there."""
+requests run, though with a drafter that knows little they may be best there."""
 _NEAR = 0.9
 """An arm is retained after profiling where it comes so near the best at one of these rates."""
 _UNTIMED = (1, 4, 16, 64)

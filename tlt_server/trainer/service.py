@@ -166,7 +166,7 @@ class Service:
             return "waiting for a server"
         if 0 not in present:
             return "waiting for rollouts to drain"
-        if parts.trainer.frozen.version < parts.servers.targets.newest and not self._is_amid():
+        if parts.trainer.frozen.version < parts.buffer.newest:  # which `_catch_up` has advanced to the servers'
             return "waiting for the target's embedding and head"
         if self._demands:
             return "" if self._demands.left else "waiting to be asked"

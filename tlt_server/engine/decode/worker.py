@@ -171,11 +171,11 @@ class EagleWorker(EAGLEWorkerV2):
             self.history.settle()
         self._arms.put(arm)
         self._last = arm
-        self._know_lengths(batch, arm)
+        counted = [req.kv_committed_len for req in batch.reqs]
+        self._know_lengths(batch, arm, counted)
         batch.sampling_info.penalties = self._penalties  # override: of a copy for one step: what verification is handed
         if self.speculation is not None:
-            cached = sum(req.kv_committed_len for req in batch.reqs)
-            self.speculation.launched(arm, len(batch.reqs), cached, behind)
+            self.speculation.launched(arm, len(batch.reqs), sum(counted), behind)
         if arm is not None:
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         else:
@@ -251,7 +251,7 @@ class EagleWorker(EAGLEWorkerV2):
             read(batch, behind)
         return sum(behind)
 
-    def _know_lengths(self, batch: Any, arm: Choice) -> None:
+    def _know_lengths(self, batch: Any, arm: Choice, counted: list[int]) -> None:
         """For a step's plans: the scheduler has counted all tokens but those of one step at most, the one before."""
         if batch.seq_lens_cpu is not None:
             return
@@ -259,7 +259,7 @@ class EagleWorker(EAGLEWorkerV2):
         if len(batch.reqs) > graphs:
             _wait_for_lengths(batch)
         else:
-            self.lengths.tell([req.kv_committed_len for req in batch.reqs], self._in_flight)
+            self.lengths.tell(counted, self._in_flight)
 
     def _read_between(self, batch: Any, missed: Missed, behind: list[int]) -> None:
         """Before a plain step, where a smaller batch would be drafted for."""
