@@ -65,6 +65,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "step": (step.table, ["step.h200"]),
     "step_change": (step.table, ["step_change.h200"]),
+    "step_long": (step.table, ["step_long.h200"]),
     "step_muted": (step.table, ["step_muted.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
 }
