@@ -13,6 +13,7 @@
 # longonline  online, likewise; longmuted: muted                                320; not measured
 # change      off, frozen, online: the task changes                             900, estimated
 # 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 430, estimated
+# apart       off, frozen, online, on two GPUs; and one step off                not measured
 # join        one result of the parts that are there
 #
 # Where FLASHINFER_WORKSPACE_BASE is empty, the first part compiles attention for five minutes beside three others'.
@@ -63,6 +64,7 @@ for part in "$@"; do
     change) measure "$part" "${demo[@]}" --arms off frozen online --change --packs 4 --judged-every 1 ;;
     8x8) measure "$part" "${demo[@]}" --arms off frozen --prompts 8 --replayed ;;
     16x8) measure "$part" "${demo[@]}" --arms off frozen --prompts 16 --replayed --checkpointing ;;
+    apart) measure "$part" "${demo[@]}" --arms off frozen online --apart --replayed --modes on_policy one_step_off ;;
     join)
       mapfile -t parts < <(find "$out" -maxdepth 1 -name '*.json' ! -name '*.partial.json' ! -name 'step.*' | sort)
       "$python" -m benchmarks step --join "${parts[@]}" --json "$out/step.h200.json" 2>&1 | tee "$out/step.txt"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from tlt_client import Client, Load
-from tlt_grpo.config import Config
+from tlt_grpo.config import Beside, Config
 from tlt_grpo.in_flight import Flight
 from tlt_grpo.learning.policy import Policy
 from tlt_grpo.log import HeldOut, Line, Step
@@ -165,13 +165,14 @@ def asked() -> Iterator[tuple[str, list[Any]]]:
         serving.join()
 
 
+@pytest.mark.parametrize("beside", ["publish", "learn"])
 def test_a_drafter_trainer_is_asked_in_each_step(
-    url: str, asked: tuple[str, list[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    beside: Beside, url: str, asked: tuple[str, list[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, bodies = asked
     lines: list[Line] = []
     with Client(url) as client:
-        drafter = {"drafter_trainer": trainer, "drafter_steps": 3, "drafter_judged_every": 2}
+        drafter = {"drafter_trainer": trainer, "drafter_steps": 3, "drafter_judged_every": 2, "drafter_beside": beside}
         train(config(url, tmp_path, steps=2, **drafter), client, lines.append)
     assert {path for path, _ in bodies} == {"/tlt/v1/train/steps"}
     assert [(body["steps"], body["until"]) for _, body in bodies] == [(3, "taken"), (0, "judged"), (3, "taken")]

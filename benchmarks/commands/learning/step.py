@@ -20,6 +20,8 @@ With --modes, off and frozen take other steps beside those `on_policy`: `offload
 policy learns; `one_step_off` and `partial` roll out meanwhile, and publish between two tokens: how old tokens are then,
 and what that is worth with speculation and without it.
 
+With --apart the policy learns on a second GPU, and a drafter that is trained along meanwhile on the server's.
+
 With --change the task changes in a run, which makes a frozen drafter stale: as in `adaptation`, a lesson begins the
 change, here given to the small model, whose time is no 7B's.
 
@@ -57,7 +59,7 @@ def planned(arguments: argparse.Namespace) -> Plan:
     given = {name: getattr(arguments, name) for name in flags}
     chosen = {name: value for name, value in given.items() if value is not None}
     plan = changing(plan) if arguments.change else plan
-    return msgspec.structs.replace(plan, **chosen, checkpointing=arguments.checkpointing)
+    return msgspec.structs.replace(plan, **chosen, checkpointing=arguments.checkpointing, apart=arguments.apart)
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
@@ -132,6 +134,7 @@ def main(argv: Sequence[str]) -> None:
     )
     flags.add_argument("--held-out", type=positive, help=f"problems at the end (default: {Plan().held_out})")
     flags.add_argument("--checkpointing", action="store_true", help="activations are computed again: for larger steps")
+    flags.add_argument("--apart", action="store_true", help="the policy learns on a second GPU; weights go by NCCL")
     flags.add_argument(
         "--policies", type=Path, metavar="FOLDER", help="keeps what later commands' arms are compared with"
     )

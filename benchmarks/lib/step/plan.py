@@ -53,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None
     """Of a response; None: as the workload says."""
     checkpointing: bool = False
+    apart: bool = False
+    """The policy learns on a second GPU, and the drafter meanwhile on the server's, which has drained by then."""
     compared: int = 64
     """Sequences that policies are compared on."""
     change_after: int | None = None
@@ -97,10 +99,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             all_responses=True,
             batch_tokens=16_384 if self.checkpointing else 2_048,  # of 7B, 6 MB of activations a token
             checkpointing=self.checkpointing,
-            publish="tensor",
+            publish="broadcast" if self.apart else "tensor",
+            drafter_beside="learn" if self.apart else "publish",
             drafter_steps=self.packs,
             drafter_judged_every=self.judged_every,
-            device="cuda" if has_gpu() else "cpu",
+            device=("cuda:1" if self.apart else "cuda") if has_gpu() else "cpu",
             seed=seed,
         )
 
@@ -142,10 +145,11 @@ def rollouts(mode: str) -> Mode:
 
 
 def what(plan: Plan, workload: str, mode: str = ON_POLICY) -> str:
-    """A step's batch, in the figures' names: `4x8`, `4x8_long`, `4x8_change`, `4x8_partial`."""
+    """A step's batch, in the figures' names: `4x8`, `4x8_long`, `4x8_change`, `4x8_apart_partial`."""
     ends = (
         "" if workload == "demo" else f"_{workload}",
         "" if plan.change_after is None else "_change",
+        "_apart" if plan.apart else "",
         "" if mode == ON_POLICY else f"_{mode}",
     )
     return f"{plan.prompts}x{plan.group}{''.join(ends)}"

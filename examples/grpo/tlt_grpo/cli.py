@@ -10,7 +10,7 @@ from rich.console import Console
 from tlt_client import Client
 from tlt_client.errors import InvalidArgument, TltClientError
 
-from tlt_grpo.config import Config, Dtype, Mode, Route, Scale
+from tlt_grpo.config import Beside, Config, Dtype, Mode, Route, Scale
 from tlt_grpo.errors import GrpoError
 from tlt_grpo.log import Line, Log, read
 
@@ -43,6 +43,7 @@ def train(
     max_age: Annotated[int, typer.Option(help="Of tokens to learn from, in publications.")] = 4,
     offload: Annotated[bool, typer.Option(help="Release the server's memory while the policy learns.")] = False,
     drafter_trainer: Annotated[str | None, typer.Option(help="URL of one with on_demand.")] = None,
+    drafter_beside: Annotated[Beside, typer.Option(help="What it trains beside; `learn` on another GPU.")] = "publish",
     drafter_steps: Annotated[int, typer.Option(help="That it takes in a step.")] = 5,
     drafter_judged_every: Annotated[int, typer.Option(help="Steps from one judgement of it to the next.")] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Steps from one state to the next.")] = 10,

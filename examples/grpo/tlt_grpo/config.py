@@ -12,6 +12,7 @@ Scale = Literal["std", "none"]
 Dtype = Literal["float32", "bfloat16"]
 Route = Literal["disk", "tensor", "broadcast"]
 Mode = Literal["on_policy", "one_step_off", "partial"]
+Beside = Literal["learn", "publish"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     offload: bool = False
     """The server's memory is released while the policy learns, where one GPU does not hold both."""
     drafter_trainer: str | None = None
-    """URL of a drafter trainer with `on_demand`: in each step, while the policy is published, it trains."""
+    """URL of a drafter trainer with `on_demand`: in each step it trains."""
+    drafter_beside: Beside = "publish"
+    """What it trains beside: on another GPU than the policy's `learn`, which is then longer and costs nothing."""
     drafter_steps: int = 5
     """So many steps."""
     drafter_judged_every: int = 1

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tlt_client import Client
 from tlt_client.weights.flows import Sent
 from tlt_client.weights.group import WeightsUpdateGroup
@@ -71,8 +70,6 @@ class Publisher:
     def _by_broadcast(self, policy: Policy) -> None:
         if self._group is None:
             on_gpu = next(iter(policy.weights().values())).is_cuda
-            if on_gpu:
-                torch.cuda.set_device(next(iter(policy.weights().values())).device)
             self._group = self._client.init_weights_update_group(backend="nccl" if on_gpu else "gloo")
         group, put = self._group, self._client.update_weights_from_distributed
         self._whole(lambda: put(group, policy.weights(), self.weight_version, **self._sent))

@@ -3,19 +3,18 @@
 import logging
 import statistics
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from tlt_client import Client, SamplingParams, sample_seed
-from tlt_client.errors import RequestUnserved, VersionConflict
-from tlt_client.schemas import TrainedUntil
+from tlt_client.errors import VersionConflict
 from tlt_server.demo.task import Problem, grade, problems, training_problems
 
 from tlt_grpo.clock import Clock
 from tlt_grpo.config import Config
+from tlt_grpo.drafting import Drafting
 from tlt_grpo.in_flight import AHEAD, Flight
 from tlt_grpo.learning.advantages import group_advantages
 from tlt_grpo.learning.batches import Trajectory
@@ -25,8 +24,6 @@ from tlt_grpo.publishing import Publisher
 from tlt_grpo.rollouts import Batch, Rollouts, ages, roll_out, sampling
 
 logger = logging.getLogger(__name__)
-DRAFTERS_SHARE = 0.1
-"""Of the device's memory, that a drafter trainer's passes may need there."""
 STATE = "state.pt"
 """In `out`: what a run is resumed from."""
 
@@ -77,15 +74,18 @@ class Training:
                 for prompt, each, advantage, age in zip(batch.prompts, rollouts, advantages, old, strict=True)
             ]
 
+        drafting = Drafting(config, self.policy, clock, number)
+        drafting.beside("learn")
         learnt = self._learnt(number, trajectories, clock)
-
-        with self._drafting(number, clock) as drafted, clock.phase("publish"):
+        drafting.beside("publish")
+        with clock.phase("publish"):
             self.publisher.publish(self.policy, str(number))
+        drafted = drafting.end()
 
         with clock.phase("keep"):
             if number % config.checkpoint_every == 0 or number == config.steps:
                 self.policy.keep(config.out / STATE, number)
-        said = {"drafter_steps": sum(drafted), **aged([age for each in old for age in each], config.max_age)}
+        said = {"drafter_steps": drafted, **aged([age for each in old for age in each], config.max_age)}
         return Step.of(number, sampled_by, batch.sampled, rewards, learnt, clock.seconds(), said)
 
     def held_out(self, number: int) -> HeldOut:
@@ -134,37 +134,6 @@ class Training:
                 self.policy.rest()
                 self.client.resume_memory_occupation()
         return learnt
-
-    @contextmanager
-    def _drafting(self, number: int, clock: Clock) -> Iterator[list[int]]:
-        """Has the drafter trained by what was sampled, beside the policy's publication; afterwards holds how many steps
-        were taken. It is judged before that: by what is of the policy that is still in force."""
-        config, taken = self.config, list[int]()
-        if config.drafter_trainer is None:
-            yield taken
-            return
-        with clock.phase("draft"):
-            self.policy.rest(unless_free=DRAFTERS_SHARE)
-            if number % config.drafter_judged_every == 0:
-                self._ask_trainer(config.drafter_trainer, 0, "judged")
-        with ThreadPoolExecutor(1, "drafter") as beside:
-            asked = beside.submit(self._ask_trainer, config.drafter_trainer, config.drafter_steps, "taken")
-            yield taken
-            with clock.phase("draft"):
-                taken.append(asked.result())
-
-    def _ask_trainer(self, url: str, asked: int, until: TrainedUntil) -> int:
-        """Steps that the drafter trainer took; none where it is not there. What it publishes becomes active within the
-        next rollouts."""
-        try:
-            with Client(url) as trainer:
-                made = trainer.train_drafter(asked, until=until)
-        except RequestUnserved as error:
-            logger.warning("the drafter stays as it is: its trainer at %s: %s", url, error)
-            return 0
-        if made.waits_for:
-            logger.warning("the drafter trainer took %d of %d steps, %s", made.steps, asked, made.waits_for)
-        return made.steps
 
 
 def begin(config: Config, client: Client, *, resume: bool = False) -> tuple[Training, int]:

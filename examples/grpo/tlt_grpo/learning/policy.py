@@ -59,6 +59,8 @@ class Policy:
     def __init__(self, config: Config, optimiser: Callable[[Any], Optimiser] | None = None) -> None:
         self._config = config
         self.model, self.tokenizer = _load(config)
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)  # kernels, and NCCL, take the current one
         self._start = copy.deepcopy(self.model).requires_grad_(False) if config.kl is not None else None
         if config.checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
