@@ -27,7 +27,7 @@ shift
 cd "$(dirname "$0")/../.." || exit
 export PYTHONPATH=$PWD:$PWD/clients/tlt_client:$PWD/examples/grpo:${SITE:-/tmp/site}${PYTHONPATH:+:$PYTHONPATH}
 export FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-/tmp/flashinfer}
-export PYTHONUNBUFFERED=1
+export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 models=${MODELS:-/tmp/models/7b}
 deadline=$((SECONDS + ${SECONDS_AT_MOST:-540}))

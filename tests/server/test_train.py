@@ -2,7 +2,10 @@
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -60,6 +63,47 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
             assert rollout.accept_length is not None
         trainer.end(process)
     assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
+
+
+def test_beside_rollouts_that_do_not_drain_it_trains_as_fast_as_it_may(servers: Servers, tmp_path: Path) -> None:
+    """It rests after each step, as long as what the server says of its own steps asks for."""
+    servers.close()
+    tables = "[spot]\non = true\nsettle_s = 0.1\nslowdown = 0.05"
+    trainer = Trainer(tmp_path / "trainer", "passes = 1000.0", judged_every=10**6, tables=tables)
+    long, over = SamplingParams(max_new_tokens=1000, ignore_eos=True), threading.Event()
+
+    def roll_out(client: Client) -> None:
+        while not over.is_set():
+            client.generate_batch(PROMPTS[:4], long)
+
+    with (
+        trainer.process() as process,
+        warm_process(followed(trainer, tmp_path), tmp_path / "log") as server,
+        Client(server.url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        until(lambda: trainer.status().get("frozen") == 0, "embedding and head of the target are not shared")
+        rollouts = pool.submit(roll_out, client)
+        try:
+            until(lambda: trainer.status()["slowdown"], "it does not train, or nothing is said of what it costs")
+            until(lambda: trainer.status()["state"] == "waiting for rollouts on its GPU", "it does not rest")
+            assert _worker(trainer)["state"] == "training", "it keeps its memory"
+            slow = _steps_a_second(trainer, 2)
+        finally:
+            over.set()
+        rollouts.result()
+        assert _steps_a_second(trainer, 10) > 3 * slow, "without load it goes no faster"
+        trainer.end(process)
+    assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
+
+
+def _steps_a_second(trainer: Trainer, steps: int) -> float:
+    """Over so many."""
+    first = until(lambda: trainer.status()["steps"], "it has not begun")
+    until(lambda: trainer.status()["steps"] > first, "it rests for ever")
+    began = time.monotonic()
+    until(lambda: trainer.status()["steps"] > first + steps, "it rests for ever")
+    return steps / (time.monotonic() - began)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tlt_server.wire.devices import identity
 
 HERE = identity(torch.device("cpu"))
 FOR_EVER = "passes = 100000.0"
-DRAINING = "waiting for rollouts to drain"
+DRAINING = "waiting for rollouts on its GPU"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tests.wire.ends import HELLO, Hands
+from tlt_server.drafter.target import CPU
 from tlt_server.trainer.config import SpotSettings
 from tlt_server.trainer.workers import Workers
 
@@ -101,6 +102,43 @@ def test_memory_that_is_lent_to_others_is_not_idle() -> None:
     for _ in range(3):
         scene.load(0, "one", seconds=2, lent=True)
     assert scene.states()[0] == "busy"
+
+
+def test_with_a_slowdown_that_is_allowed_load_makes_a_rank_rest_and_no_more() -> None:
+    scene = Scene(msgspec.structs.replace(SETTINGS, slowdown=0.05))
+    scene.hello("one", "a")
+    scene.workers.yielded(0)
+    scene.load(5, "one")
+    scene.load(5, "one", seconds=2)
+    assert scene.workers.training() == (0, 1), "it has what it needs there, though the server is loaded"
+    scene.load(5, "one", seconds=1)
+    scene.load(5, "one", seconds=1)
+    assert scene.workers.training()
+    with scene.workers.computing(CPU):
+        scene.hands.now += 0.1
+    assert not scene.workers.training()
+    scene.hands.now += 1.5
+    assert not scene.workers.training(), "it said nothing since, and has its load still"
+    scene.load(0, "one")
+    assert not scene.workers.training(), "it has not drained yet"
+    scene.load(5, "one", seconds=1.6)
+    assert scene.workers.training(), "0.1 s are a 20th of what has passed since"
+    with scene.workers.computing(CPU):
+        scene.hands.now += 1
+    scene.load(0, "one")
+    scene.load(0, "one", seconds=2.1)
+    assert scene.workers.training(), "there is nothing to slow down"
+    scene.load(1, "one", lent=True)
+    assert scene.workers.asked() == (0,), "whose memory it is has the GPU to itself"
+
+
+def test_servers_of_other_devices_do_not_make_it_rest() -> None:
+    scene = Scene(msgspec.structs.replace(SETTINGS, slowdown=0.05))
+    scene.hello("one", "c")
+    scene.load(5, "one")
+    with scene.workers.computing(CPU):
+        scene.hands.now += 0.1
+    assert scene.workers.training()
 
 
 @pytest.mark.parametrize("why", ["load", "silence"])

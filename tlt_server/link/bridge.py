@@ -19,7 +19,7 @@ from tlt_server.wire.server import Receiver
 
 log = logging.getLogger(__name__)
 
-EVENTS_EVERY, LOAD_EVERY = 0.1, 0.25
+EVENTS_EVERY, LOAD_EVERY, TIMES_EVERY = 0.1, 0.25, 0.5
 """Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
 KEPT = 256
 """Of what the server has no time for now: a trainer may say more than that, and the last counts."""
@@ -86,6 +86,7 @@ class Bridge:
             tasks.create_task(_repeat(self._follow, EVENTS_EVERY))
             tasks.create_task(_repeat(self._report, EVENTS_EVERY))
             tasks.create_task(_repeat(self._weigh, LOAD_EVERY))
+            tasks.create_task(_repeat(self._time, TIMES_EVERY))
 
     # -- from the receiver to the server --
 
@@ -156,6 +157,11 @@ class Bridge:
         load = await self._client.load()
         self._load = load.running + load.waiting
         self._receiver.change(load=self._load)
+
+    async def _time(self) -> None:
+        """What steps took, for a trainer that may use the same devices."""
+        if self._is_connected and self._load and (found := (await self._client.strategy()).selection) is not None:
+            self._receiver.change(decoded_s=found.decoded_s, usual_s=found.usual_s)
 
     async def _share(self) -> None:
         """Has the server write what drafters share with each target, while there is a trainer to read it."""

@@ -207,6 +207,11 @@ class Estimates:
         """Expected of a step."""
         return self._costs.seconds(arm, batch, cached) * exp(self._times.of(arm))
 
+    def usual(self, arm: Choice, batch: int, cached: int) -> float:
+        """Likewise, but for what moves all arms' steps now."""
+        times = self._times
+        return self._costs.seconds(arm, batch, cached) * exp(times.mean[times.part[arm]])
+
     def rate(self, arm: Choice, batch: int, cached: int) -> float:
         """Expected tokens per second, of all requests together."""
         return batch * self.length(arm) / self.seconds(arm, batch, cached)

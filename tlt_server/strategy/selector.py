@@ -85,6 +85,7 @@ class Selector:
             tally = self._tallies[bucket, pull.arm]
             tally[0] += 1
             tally[1] += seconds
+            self._usual_s += self._estimates.usual(pull.arm, batch, pull.cached)
             self._explored_s += seconds if pull.charged else 0.0
             self._newest[bucket] = batch, pull.cached
             self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
@@ -140,6 +141,7 @@ class Selector:
             explored_s=self._explored_s,
             explored_lost_s=self._bandit.spent,
             decoded_s=sum(seconds for _, seconds in self._tallies.values()),
+            usual_s=self._usual_s,
             lost=self._under_way.lost,
             unmatched=self._under_way.unmatched,
             buckets=tuple(map(self._bucket_report, range(len(self._buckets.all)))),
@@ -182,7 +184,7 @@ class Selector:
         self._buckets = self._wished if self._drafted else undrafted(self._wished)
         self._tallies: dict[tuple[int, Choice], list[float]] = defaultdict(lambda: [0, 0.0])
         self._newest: dict[int, tuple[int, int]] = {}
-        self._explored_s = 0.0
+        self._explored_s = self._usual_s = 0.0
         self._paper = BegMab(self._buckets, self._random, settings.epsilon, settings.window)
         self._bandit = Bandit(self._buckets, self._estimates, settings.exploration)
         self._fixed: ArmTable | None = None

@@ -38,6 +38,8 @@ class SpotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     be is the trainer's own. settle_s: without load until training starts. silence_s: without a report until a server
     may be busy for all we know. within_s: after load has come back, for training to stop and to give its memory back;
     a trainer that has not by then ends. at_least: of several GPUs, so many must be free for training to start.
+    slowdown: share by which it may slow the decode steps of servers down whose GPUs do not drain; it keeps its memory
+    there. 0: it does not train there.
     """
 
     on: bool = False
@@ -45,6 +47,7 @@ class SpotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silence_s: Annotated[float, Meta(gt=0)] = 5.0
     within_s: Annotated[float, Meta(gt=0)] = 10.0
     at_least: Count = 1
+    slowdown: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -165,7 +165,7 @@ class Service:
         if parts.servers.targets.newest < 0:
             return "waiting for a server"
         if 0 not in present:
-            return "waiting for rollouts to drain"
+            return "waiting for rollouts on its GPU"
         if parts.trainer.frozen.version < parts.buffer.newest:  # which `_catch_up` has advanced to the servers'
             return "waiting for the target's embedding and head"
         if self._demands:
@@ -187,7 +187,8 @@ class Service:
             return
         parts.move(parts.device)
         self._took, parts.trainer.team.present = True, present
-        metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
+        with parts.workers.computing(parts.device):
+            metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
         learnt = sum(run.learnt for run in runs)
         self._learnt += learnt
         rate, self._loss = learnt / (time.monotonic() - began), metrics.loss
@@ -223,7 +224,8 @@ class Service:
         rejected = self._rejected()
         if rejected is not None and not moved and steps < self._config.gate.every << self._in_vain:
             return
-        verdict = parts.judge.compare(parts.trainer, held_out, parts.servers.drafter, rejected)
+        with parts.workers.computing(parts.device):
+            verdict = parts.judge.compare(parts.trainer, held_out, parts.servers.drafter, rejected)
         if verdict is None:
             return
         self._judged_for = parts.trainer.frozen.version
@@ -270,6 +272,7 @@ class Service:
             servers=parts.servers.names,
             steps=parts.trainer.steps,
             entries_per_s=self._rate,
+            tokens=parts.trainer.tokens,
             loss=self._loss,
             target=parts.servers.targets.newest,
             frozen=parts.trainer.frozen.version,
@@ -292,5 +295,6 @@ class Service:
             parts_dropped=dict(parts.buffer.dropped),
             buffer_bytes=parts.buffer.nbytes,
             buffer_budget=self._config.buffer_mb << 20,
+            slowdown=parts.workers.slowdown,
             workers=parts.workers.status(),
         )

@@ -1,4 +1,5 @@
-"""Spot training: which GPUs train while their rollouts have drained, and give them back when they are needed.
+"""Spot training: which GPUs train while their rollouts have drained, and give them back when they are needed; and how
+fast (`Pace`) where they do not drain.
 
     state      means                                    leaves when
     BUSY       serves, or is not heard of               no load for `settle` seconds -> IDLE
@@ -11,6 +12,7 @@ returns what is to be done. Times are seconds of any clock that does not go back
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -111,3 +113,108 @@ class Spot:
             worker.is_overdue = True
             return Overdue(name)
         return None
+
+
+LATE_S, LONG_S = 0.2, 2.0
+"""From a server's decode steps until its report of them is heard, at most; between two reports of one that decodes."""
+QUIET_EVERY_S = 10.0
+"""Training rests until a report tells of steps without it, at least so often: others are held against those."""
+STEPS_KEPT = 4096
+"""Of training, to be compared with reports."""
+USUAL_GAIN, COST_KEPT, SLOWDOWN_KEPT = 0.2, 0.95, 0.98
+"""Of the newest quiet report in what is usual; of what is known of the cost, and of the slow-down, with each report."""
+SURE_S, LEAST_COST = 0.1, 0.05
+"""Seconds of training that a cost of 1 counts for before anything was measured; and the least that is believed."""
+
+
+@dataclass
+class _Decoding:
+    """What is known of a server. decoded, expected: as it said at `at`. usual: the former over the latter, without
+    training, last seen at `quiet`. lost: seconds beyond that, in `trained` seconds of training; slower: in `all`."""
+
+    at: float
+    decoded: float
+    expected: float
+    usual: float = 1.0
+    quiet: float = -math.inf
+    lost: float = 0.0
+    trained: float = 0.0
+    slower: float = 0.0
+    all: float = 0.0
+
+
+class Pace:
+    """How fast training goes on a GPU whose rollouts do not drain: their decode steps are slowed down by `budget`, a
+    share. On a GPU that gives processes their turns, a second of training costs them a second at most. What it does
+    cost their own step times say: with training beside them, over those without. Of several servers the one that loses
+    most counts.
+    """
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS_KEPT)
+        self._began: float | None = None
+        self._servers: dict[str, _Decoding] = {}
+        self._next = -math.inf
+
+    @property
+    def cost(self) -> float:
+        """Seconds of decoding for a second of training."""
+        found = ((each.lost + SURE_S) / (each.trained + SURE_S) for each in self._servers.values())
+        return max(LEAST_COST, max(found, default=1.0))
+
+    @property
+    def slowdown(self) -> float:
+        """Of decode steps, lately."""
+        return max((each.slower / each.all for each in self._servers.values() if each.all), default=0.0)
+
+    def rests(self, now: float) -> bool:
+        """Whether a step is to wait."""
+        present = (each for each in self._servers.values() if now - each.at < LONG_S)
+        return now < self._next or any(now - each.quiet > QUIET_EVERY_S for each in present)
+
+    def began(self, now: float) -> None:
+        """A step, or a judgement."""
+        self._began = now
+
+    def ended(self, now: float) -> None:
+        """It is over."""
+        assert self._began is not None
+        began, self._began = self._began, None
+        self._steps.append((began, now))
+        # of P seconds in which so many are lost P - lost are left: lost / (P - lost) is the budget
+        self._next = max(self._next, began) + self.cost * (now - began) * (1 + 1 / self._budget)
+
+    def heard(self, server: str, decoded: float, expected: float, now: float) -> None:
+        """decoded, expected: seconds of its decode steps until now, as `Hello` has them."""
+        known = self._servers.get(server)
+        if known is None or decoded < known.decoded or expected < known.expected:  # it counts anew
+            self._servers[server] = _Decoding(now, decoded, expected)
+        elif expected > known.expected:
+            if now - known.at < LONG_S:  # else it had nothing to decode, and training went as fast as it could
+                self._learn(known, decoded - known.decoded, expected - known.expected, now)
+            known.at, known.decoded, known.expected = now, decoded, expected
+
+    def forget(self, server: str) -> None:
+        """It is on no GPU of ours, or gone."""
+        self._servers.pop(server, None)
+
+    def _learn(self, of: _Decoding, took: float, expected: float, now: float) -> None:
+        trained = self._trained(of.at, now) * min(1.0, took / (now - of.at))
+        if quiet := not self._trained(of.at - LATE_S, now):
+            gain = USUAL_GAIN if of.quiet > -math.inf else 1.0
+            of.usual += gain * (took / expected - of.usual)
+            of.quiet = now
+        if of.quiet == -math.inf:
+            return
+        lost = 0.0 if quiet else took - of.usual * expected
+        if trained:
+            of.lost, of.trained = COST_KEPT * of.lost, COST_KEPT * of.trained + trained
+        of.lost += lost
+        of.slower = SLOWDOWN_KEPT * of.slower + lost
+        of.all = SLOWDOWN_KEPT * of.all + of.usual * expected
+
+    def _trained(self, since: float, until: float) -> float:
+        """Seconds between."""
+        steps = [*self._steps] if self._began is None else [*self._steps, (self._began, until)]
+        return sum(max(0.0, min(ended, until) - max(began, since)) for began, ended in steps)

@@ -30,7 +30,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer at a moment; as it is made, one that waits for a server whose drafter it is to begin with.
 
     state: what it does, or waits for. servers: names of those that follow it.
-    steps: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last step.
+    steps, tokens: of training, those before a restart included. entries_per_s: learnt from, lately. loss: of the last
+    step.
     target: number of the newest target of any server. frozen: of the target whose embedding and head are in use.
     checkpoint_in: steps. published: drafter version; 0: none yet. rejected: drafters in a row that no server kept.
     active: the newest active on a server; `in_force` is its former name.
@@ -42,12 +43,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_received: of features that were taken; tokens_dropped: of those that were not, by reason.
     parts_dropped: what the buffer did not take or keep, by reason.
     buffer_bytes, buffer_budget: of features.
+    slowdown: by which decode steps take longer for training beside them, lately; a share, by the servers' own times.
     workers: the trainer's processes, by rank.
     """
 
     state: str = "waiting for a server"
     servers: list[str] = []
     steps: int = 0
+    tokens: int = 0
     entries_per_s: float = 0.0
     loss: float | None = None
     target: int = -1
@@ -71,12 +74,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     parts_dropped: dict[str, int] = {}
     buffer_bytes: int = 0
     buffer_budget: int = 0
+    slowdown: float = 0.0
     workers: list[WorkerStatus] = []
 
 
 # Each: a metric's name, its help, the field of `Status`.
 COUNTERS = (
     ("tlt_train_steps", "Steps of training", "steps"),
+    ("tlt_train_tokens", "Tokens learnt from, each as often as it was", "tokens"),
     ("tlt_train_control_dropped", "Messages of peers: no server's, malformed, or too many", "control_dropped"),
     ("tlt_train_feature_messages", "Messages read on the features link", "feature_messages"),
     ("tlt_train_tokens_received", "Tokens whose features were taken", "tokens_received"),
@@ -102,6 +107,7 @@ GAUGES = (
     ("tlt_train_drafter_published", "The drafter that was published last", "published"),
     ("tlt_train_drafter_active", "The newest drafter that is active on a server", "active"),
     ("tlt_train_drafter_in_force", "The former name of tlt_train_drafter_active", "in_force"),
+    ("tlt_train_rollout_slowdown", "Share by which decode steps take longer beside training, lately", "slowdown"),
     ("tlt_train_buffer_bytes", "Features held", "buffer_bytes"),
     ("tlt_train_buffer_budget_bytes", "Features held at most", "buffer_budget"),
 )

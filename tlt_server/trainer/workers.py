@@ -1,16 +1,20 @@
 """The trainer's processes, its workers, and which of them may train now, by what servers report on the control link."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 import msgspec
+import torch
 from msgspec.structs import replace
 
 from tlt_server.errors import ConfigError
 from tlt_server.trainer.config import SpotSettings
+from tlt_server.trainer.learn.memory import settle
 from tlt_server.trainer.servers import SERVERS_KEPT
-from tlt_server.trainer.spot import Action, Overdue, Spot, State, Yield
+from tlt_server.trainer.spot import Action, Overdue, Pace, Spot, State, Yield
 from tlt_server.wire.messages import Hello
 
 
@@ -49,8 +53,10 @@ class Workers:
             )
         names = tuple(map(str, range(len(devices))))
         self._spot = Spot(names, settings.settle_s, settings.silence_s, settings.within_s, settings.at_least)
+        self._pace = Pace(settings.slowdown) if settings.on and settings.slowdown else None
+        self._loaded = -math.inf  # when a server on our devices was last seen to have load
         self._servers: dict[str, tuple[str, ...]] = {}
-        self._loads: dict[str, tuple[float, int]] = {}
+        self._loads: dict[str, tuple[float, Hello]] = {}
         self._asked: dict[int, float] = {}
         nothing = dict.fromkeys((state.value for state in State), 0.0)
         self._workers = [WorkerStatus(device, "", dict(nothing)) for device in devices]
@@ -65,7 +71,7 @@ class Workers:
         with self._lock:
             self._meet(name, hello.devices)
             if self._settings.on and hello.load is not None:
-                self._report(name, hello.load + hello.lent)
+                self._report(name, hello)
 
     def _meet(self, server: str, devices: tuple[str, ...]) -> None:
         """What was a rank's own until now, it may hold memory of."""
@@ -78,19 +84,34 @@ class Workers:
         if len(self._servers) > SERVERS_KEPT:
             del self._servers[gone := next(iter(self._servers))]
             self._loads.pop(gone, None)
+            if self._pace:
+                self._pace.forget(gone)
 
-    def _report(self, server: str, load: int) -> None:
-        """A device's load is that of all its servers that are not silent."""
+    def _report(self, server: str, hello: Hello) -> None:
+        """A device's load is that of all its servers that are not silent; where training goes on beside them, it has
+        to leave those alone whose memory is released."""
         now, devices = self._count(), self._servers.get(server, ())
         if not devices:
             return
-        self._loads[server] = now, load
+        self._loads[server] = now, hello
         for rank, device in enumerate(self._devices):
             if device in devices:
-                there = [name for name, used in self._servers.items() if device in used and name in self._loads]
-                reports = [self._loads[name] for name in there]
-                heard = [load for at, load in reports if now - at <= self._settings.silence_s]
-                self._act(self._spot.report(str(rank), sum(heard), now))
+                heard = self._heard(device, now)
+                load = sum(each.lent + (0 if self._pace else each.load or 0) for each in heard)
+                self._act(self._spot.report(str(rank), load, now))
+        if self._pace and set(devices) & set(self._devices):
+            self._pace.heard(server, hello.decoded_s, hello.usual_s, now)
+
+    def _heard(self, device: str, now: float) -> list[Hello]:
+        """Of the device's servers that are not silent, what each said last."""
+        there = [name for name, used in self._servers.items() if device in used and name in self._loads]
+        return [hello for at, hello in map(self._loads.__getitem__, there) if now - at <= self._settings.silence_s]
+
+    def _is_loaded(self, now: float) -> bool:
+        """Whether a server on our devices has not drained."""
+        if any(hello.load for device in set(self._devices) for hello in self._heard(device, now)):
+            self._loaded = now
+        return now - self._loaded <= self._settings.settle_s
 
     def tick(self) -> None:
         """A few times a second, whether anything is heard or not."""
@@ -108,10 +129,26 @@ class Workers:
     # -- the training thread --
 
     def training(self) -> tuple[int, ...]:
-        """Ranks that may train in the next step: not one that is asked for its device, though it still has it."""
+        """Ranks that may train in the next step: not one that is asked for its device, though it still has it; and none
+        while training rests beside servers on our devices that have not drained."""
         with self._lock:
+            if self._pace and self._is_loaded(now := self._clock()) and self._pace.rests(now):
+                return ()
             ranks = (rank for rank in range(len(self._devices)) if self._state(rank) is State.TRAINING)
             return tuple(rank for rank in ranks if rank not in self._asked)
+
+    @contextmanager
+    def computing(self, device: torch.device) -> Iterator[None]:
+        """Meanwhile the device, and those of other ranks, compute a step, or a judgement."""
+        if self._pace is None:
+            yield
+            return
+        with self._lock:
+            self._pace.began(self._clock())
+        yield
+        settle(device)
+        with self._lock:
+            self._pace.ended(self._clock())
 
     def asked(self) -> tuple[int, ...]:
         """Ranks that are to give their devices back; `yielded` says that one has."""
@@ -128,6 +165,12 @@ class Workers:
             self._act(self._spot.yielded(str(rank), now))
 
     # -- any thread --
+
+    @property
+    def slowdown(self) -> float:
+        """By which decode steps take longer for training beside them, as a share, by the servers' own times."""
+        with self._lock:
+            return self._pace.slowdown if self._pace else 0.0
 
     def status(self) -> list[WorkerStatus]:
         """Of each rank."""

@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """What JSON's numbers hold exactly, and 64 bits with room to add to."""
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 FilePath = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
@@ -96,6 +97,7 @@ class Hello(Message, frozen=True):
     devices: `wire.devices.identity`.
     load: requests running and waiting, counted just now; None: not counted.
     lent: memory of its devices was released.
+    decoded_s, usual_s: the client's `Selection`'s, at some time in the last second; 0: not told.
     door: where other servers may fetch drafters from it; empty: nowhere.
     """
 
@@ -113,6 +115,8 @@ class Hello(Message, frozen=True):
     load: Count | None = None
     lent: bool = False
     door: Name = ""
+    decoded_s: Seconds = 0.0
+    usual_s: Seconds = 0.0
 
 
 class SharedFile(Blob, frozen=True):

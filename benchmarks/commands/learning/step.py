@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 
 from benchmarks.lib import parts
 from benchmarks.lib.command import EMBEDDED, SEED, Models, parser, positive
@@ -46,6 +47,7 @@ from benchmarks.lib.step.serving import SIZES, kinds, serving
 from benchmarks.lib.step.shown import table
 from benchmarks.models.shapes import SHAPES
 from tlt_server.demo.task import sample_texts
+from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures
 
@@ -65,6 +67,8 @@ def planned(arguments: argparse.Namespace) -> Plan:
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
     """All figures so far, after each arm of each seed."""
     plan, figures = planned(arguments), Figures()
+    if plan.apart and has_gpu() and torch.cuda.device_count() < 2:
+        raise ConfigError("--apart: the policy learns on a second GPU, and there is one")
     shape = SHAPES.get(padded_to(arguments) or "")
     config = plan.config(models.target, models.workload.longest, 0)
     one = learner(config, shape, models.workload.models / "target")

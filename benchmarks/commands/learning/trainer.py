@@ -46,7 +46,7 @@ class Size(NamedTuple):
     times: int
 
 
-FULL, SMOKE = Size(256, 5, 9), Size(24, 1, 1)
+FULL, SMOKE = Size(256, 5, 5), Size(24, 1, 1)
 
 
 def batching_figures(job: Job, trainer: Trainer, runs: Sequence[Run], rounds: int) -> Figures:

@@ -66,6 +66,12 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def settle(device: torch.device) -> None:
+    """Waits for what it was asked to compute."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def relieve(device: torch.device) -> None:
     """As `release`, where less than OTHERS_SHARE is free."""
     if device.type == "cuda":

@@ -145,6 +145,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     selecting_us: float | None = None
     """Microseconds of a decode step that go to choosing an arm and to learning from the result: mean of the last
     thousand steps with these settings; None before the first, and from an older server."""
+    usual_s: float = 0.0
+    """What the steps of `decoded_s` take when nothing else uses the machine, by timing and by what each arm's took
+    beside the others'. Of one interval the quotient of both tells little, of two which had the machine to itself."""
 
 
 class Speculation(msgspec.Struct, frozen=True):

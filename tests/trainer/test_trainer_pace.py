@@ -1,0 +1,118 @@
+"""How fast training goes beside rollouts: by a server that decodes, and a GPU that gives both their turns, in a time
+that the tests move."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt_server.trainer.spot import QUIET_EVERY_S, Pace
+
+TICK_S = 0.005
+
+
+class Scene:
+    """A server that decodes all the time. cost: seconds of decoding that one of training takes. wrong: times as long as
+    it expects that its steps take. scatter: of the times of 5 ms, as a share."""
+
+    def __init__(self, budget: float, cost: float, wrong: float = 1.0, scatter: float = 0.0, seed: int = 0) -> None:
+        self.pace, self.cost, self.wrong, self.scatter = Pace(budget), cost, wrong, scatter
+        self.random, self.now = Random(seed), 0.0
+        self.decoded = self.expected = self.trained = self.progress = 0.0
+        self.told: list[tuple[float, float, float]] = []  # when, and what
+        self.training = 0.0  # until then
+
+    def run(self, seconds: float, step_s: float = 0.1) -> float:
+        """By how much decoding was slower for the training beside it."""
+        before, began = self.progress, self.now
+        while self.now < began + seconds:
+            self.tick(step_s)
+        return seconds / (self.progress - before) - 1
+
+    def tick(self, step_s: float) -> None:
+        busy = self.now < self.training
+        speed = 1 - self.cost * busy
+        self.now += TICK_S
+        self.progress += speed * TICK_S
+        self.decoded += TICK_S
+        self.expected += speed * TICK_S / self.wrong * (1 + self.random.gauss(0, self.scatter))
+        if busy:
+            self.trained += TICK_S
+            if self.now >= self.training:
+                self.pace.ended(self.now)
+        elif not self.pace.rests(self.now):
+            self.pace.began(self.now)
+            self.training = self.now + step_s
+        if round(self.now / TICK_S) % 100 == 0:  # heard a little later than it was counted
+            self.told.append((self.now + self.random.uniform(0, 0.15), self.decoded, self.expected))
+        while self.told and self.told[0][0] <= self.now:
+            _, decoded, expected = self.told.pop(0)
+            self.pace.heard("one", decoded, expected, self.now)
+
+
+@pytest.mark.parametrize("cost", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("wrong", [1.0, 1.3])
+def test_decoding_is_slowed_down_by_the_budget_whatever_training_costs(cost: float, wrong: float) -> None:
+    scene = Scene(0.03, cost, wrong)
+    scene.run(60)
+    trained, slower = scene.trained, scene.run(120)
+    assert 0.02 < slower < 0.032
+    assert scene.trained - trained > 0.02 / cost * 115
+    assert scene.pace.slowdown == pytest.approx(slower, rel=0.3)
+
+
+@given(st.floats(0.1, 1.0), st.floats(0.01, 0.1), st.floats(0.02, 0.3), st.floats(0.7, 1.5), st.integers(0, 9))
+def test_the_budget_is_kept_though_times_scatter(
+    cost: float, budget: float, step_s: float, wrong: float, seed: int
+) -> None:
+    scene = Scene(budget, cost, wrong, scatter=0.1, seed=seed)
+    scene.run(30, step_s)
+    assert scene.run(60, step_s) < 1.25 * budget + 0.003
+
+
+def test_before_anything_is_measured_a_second_of_training_counts_as_one_of_decoding() -> None:
+    pace = Pace(0.05)
+    assert not pace.rests(0.0)
+    pace.began(0.0)
+    pace.ended(1.0)
+    assert pace.rests(20.9)
+    assert not pace.rests(21.1)
+
+
+def test_training_without_load_says_nothing_of_what_it_costs() -> None:
+    """It goes as fast as it can then, and servers report nothing."""
+    scene = Scene(0.03, 1.0)
+    scene.run(30)
+    cost = scene.pace.cost
+    for _ in range(100):
+        scene.pace.began(scene.now)
+        scene.now += 0.1
+        scene.pace.ended(scene.now)
+    scene.pace.heard("one", scene.decoded, scene.expected, scene.now)
+    scene.pace.heard("one", scene.decoded + 0.01, scene.expected + 0.01, scene.now + 0.1)
+    assert scene.pace.cost == cost
+
+
+def test_steps_beside_training_are_held_against_ones_without_it_that_are_not_old() -> None:
+    scene = Scene(0.5, 0.1)  # it could train all the time
+    scene.run(60, step_s=1.0)
+    assert all(scene.now - each.quiet < QUIET_EVERY_S + 3 for each in scene.pace._servers.values())
+
+
+def test_a_server_that_counts_anew_or_is_gone_is_not_compared_with_what_it_said() -> None:
+    scene = Scene(0.03, 0.5)
+    scene.run(30)
+    assert scene.pace.cost < 0.8
+    scene.pace.heard("one", 0.0, 0.0, scene.now)
+    assert scene.pace.cost == 1.0
+    scene.pace.forget("one")
+    assert (scene.pace.cost, scene.pace.slowdown) == (1.0, 0.0)
+
+
+def test_the_server_that_loses_most_counts() -> None:
+    scene = Scene(0.03, 0.2)
+    scene.run(60)
+    assert scene.pace.cost < 0.4
+    scene.pace.heard("two", 0.0, 0.0, scene.now)
+    assert scene.pace.cost == 1.0
