@@ -8,7 +8,7 @@
 # online      online; 14 steps                                                  240
 # muted       muted, likewise                                                   210
 # seed        off, static, frozen, again, and replays, of 14 steps              440
-# modes       off, frozen: offload, one_step_off, partial                       130 + 15 x (10 + 6 + 6) = 460
+# modes       off, frozen: on_policy, offload, one_step_off, partial            130 + 15 x (8 + 10 + 6 + 6) = 580
 # long        off, frozen: long responses, activations computed again           760
 # longonline  online, likewise; longmuted: muted                                320; not measured
 # change      off, frozen, online: the task changes                             900, estimated
@@ -57,7 +57,7 @@ for part in "$@"; do
     muted) measure "$part" "${demo[@]}" --arms muted --replayed ;;
     seed) measure "$part" "${demo[@]}" --arms off static frozen again ;;
     modes) measure "$part" "${demo[@]}" --arms off frozen --replayed --steps "${STEPS:-15}" \
-      --modes offload one_step_off partial ;;
+      --modes on_policy offload one_step_off partial ;;
     long) measure "$part" "${long[@]}" --arms off frozen ;;
     longonline) measure "$part" "${long[@]}" --arms online --packs 3 ;;
     longmuted) measure "$part" "${long[@]}" --arms muted --packs 3 ;;

@@ -52,7 +52,7 @@ for stage in "$@"; do
     shapes_*) measure "$stage" shapes --shapes "${stage#shapes_}" --models "${MODELS:-/tmp/models/7b}-fp8" ;;
     history) measure history.h200 history --drain "${long[@]}" --rounds "${ROUNDS:-3}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
-    sharing) measure sharing.h200 sharing "${models[@]}" ;;
+    sharing) measure sharing.h200 sharing "${models[@]}" --rounds "${ROUNDS:-2}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;
     strategy_1) measure strategy_1 strategy "${models[@]}" "${peer[@]}" --batches 1 ;;
