@@ -25,7 +25,7 @@ PLACEHOLDERS = {
     "EPOCH": "first_epoch|second_epoch|unrepeated",
     "STATE": "fresh|stale",
     "DRAWN": r"off|(chain|history)_\d+",
-    "BATCH": r"\d+x\d+(_long)?(_change)?(_offload|_one_step_off|_partial)?",
+    "BATCH": r"\d+x\d+(_long)?(_change)?(_apart)?(_offload|_one_step_off|_partial)?",
     "SHAPE": "1500m|32b|moe|fp8",
     "BIN": r"\d\d",
     "BUDGET": "default|everything",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.commands.learning import long as bench_long
 from benchmarks.commands.learning import losses as bench_losses
+from benchmarks.commands.learning import sharing
 from benchmarks.commands.reload import scale
 from benchmarks.commands.speed import capture, graphs, history, siblings, switching
 from benchmarks.commands.speed import drain as bench_drain
@@ -64,10 +65,15 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "switching": (switching.table, ["switching.h200"]),
     "switching_ranks": (switching.table, ["switching.h200x2"]),
     "step": (step.table, ["step.h200"]),
+    "step_8x8": (step.table, ["step_8x8.h200"]),
+    "step_apart": (step.table, ["step_apart.h200x2"]),
     "step_change": (step.table, ["step_change.h200"]),
     "step_long": (step.table, ["step_long.h200"]),
+    "step_modes": (step.table, ["step_modes.h200"]),
     "step_muted": (step.table, ["step_muted.h200"]),
+    "sharing": (sharing.table, ["sharing.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
+    "trainer_shapes": (training.shapes, ["trainer_1500m.h200", "trainer.h200", "trainer_32b.h200"]),
 }
 """Each block's table, and the results that it is made of."""
 PLOTTED = ("context", "speedup_cpu", "drain", "drain_cpu")

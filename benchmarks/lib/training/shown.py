@@ -29,6 +29,19 @@ def trainer(result: Result) -> str:
     return "\n\n".join((origin(result), text, _bars(figures), _ways(figures), yields))
 
 
+def shapes(*kept: Result) -> str:
+    """A row for each: rates, and what a checkpoint and a yield take."""
+    heads = ["drafter, million parameters", "packed, tokens/s", "TFLOP/s", "a step, ms", "packed over padded"]
+    heads += ["a checkpoint stops training, ms", "a plain one", "a worker is free after, s"]
+    rows = []
+    for figures in (each.figures for each in kept):
+        rates = [f"{figures['parameters_m']:.0f}", f"{figures['tokens_per_s']:,.0f}"]
+        rates += [f"{figures['training_tflops']:.0f}", f"{figures['step_ms']:.1f}", f"{figures['packing_speedup']:.2f}"]
+        rows.append([*rates, f"{figures['checkpoint_blocking_ms']:.0f}", f"{figures['checkpoint_plain_ms']:,.0f}",
+                     f"{figures['yield_s_p50']:.2f}"])  # fmt: skip
+    return table(heads, rows)
+
+
 def _bars(figures: Figures) -> str:
     saved, plain, safe = (figures[f"checkpoint_{name}_ms"] for name in ("blocking", "plain", "safe"))
     padded, packed = (figures[f"samples_per_s_{way}"] for way in ("padded", "packed"))
