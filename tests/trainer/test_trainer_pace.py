@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tlt_server.trainer.spot import QUIET_EVERY_S, Pace
 
-TICK_S = 0.005
+TICK_S = 0.01
 
 
 class Scene:
     """A server that decodes all the time. cost: seconds of decoding that one of training takes. wrong: times as long as
-    it expects that its steps take. scatter: of the times of 5 ms, as a share."""
+    it expects that its steps take. scatter: of the times of 10 ms, as a share."""
 
     def __init__(self, budget: float, cost: float, wrong: float = 1.0, scatter: float = 0.0, seed: int = 0) -> None:
         self.pace, self.cost, self.wrong, self.scatter = Pace(budget), cost, wrong, scatter
@@ -44,7 +44,7 @@ class Scene:
         elif not self.pace.rests(self.now):
             self.pace.began(self.now)
             self.training = self.now + step_s
-        if round(self.now / TICK_S) % 100 == 0:  # heard a little later than it was counted
+        if round(self.now / TICK_S) % 50 == 0:  # heard a little later than it was counted
             self.told.append((self.now + self.random.uniform(0, 0.15), self.decoded, self.expected))
         while self.told and self.told[0][0] <= self.now:
             _, decoded, expected = self.told.pop(0)
