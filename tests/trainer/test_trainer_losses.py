@@ -123,7 +123,7 @@ def test_smooth_l1() -> None:
 
 
 def plain_loss(drafter: Network, run: Run, objective: Objective, vocabulary: Tensor) -> float:
-    head = frozen().head if drafter.own_head is None else drafter.own_head
+    head = frozen().head[vocabulary] if drafter.own_head is None else drafter.own_head
     sums, counts = [0.0] * objective.steps, [0] * objective.steps
     for start in range(run.prompt - 1, run.entries):
         for step, read in enumerate(
@@ -181,6 +181,30 @@ def test_all_of_a_drafter_learns_and_nothing_of_its_target(narrow: Network) -> N
     loss(narrow, frozen(), join([run_of(torch.arange(2, 12), 0, "eagle3")]), EAGLE3).backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in narrow.parameters())
     assert frozen().head.grad is frozen().embedding.grad is None
+
+
+@pytest.mark.parametrize("name", get_args(TokenLoss))
+@torch.no_grad()
+def test_of_a_large_vocabulary_sums_run_over_what_the_target_says_most(
+    name: TokenLoss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "SUMMED", 40)
+    run, objective = run_of(torch.arange(2, 12), prompt=0, kind="eagle"), replace(EAGLE, token_loss=name)
+    run = Run(run.tokens, run.states, run.finals, prompt=1)
+    said = target_law(frozen(), join([run]).finals).sum(0).topk(40).indices
+    wanted = plain_loss(embedded("eagle"), run, objective, said)
+    assert loss(embedded("eagle"), frozen(), join([run]), objective).item() == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def test_sums_run_over_all_where_the_vocabulary_is_small_or_no_states_are_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = join([run_of(torch.arange(2, 12), prompt=0, kind="eagle")])
+    tokens = replace(EAGLE, state=0.0)
+    wanted = [loss(embedded("eagle"), frozen(), pack, each) for each in (EAGLE, tokens)]
+    for size, objective, value in ((74, EAGLE, wanted[0]), (40, tokens, wanted[1])):
+        monkeypatch.setattr(losses, "SUMMED", size)
+        torch.testing.assert_close(loss(embedded("eagle"), frozen(), pack, objective), value)
 
 
 @pytest.mark.parametrize("name", ["whole", "narrow"])

@@ -57,9 +57,10 @@ def draft(network: Network, frozen: Frozen, pack: Pack, steps: int) -> Iterator[
         yield Step(reads, at, counts)
 
 
-def drafter_logits(network: Network, frozen: Frozen, reads: Tensor) -> Tensor:
-    """reads [..., H] -> the drafter's logits [..., V'] in float32, over its own vocabulary."""
-    head = frozen.head if network.own_head is None else network.own_head
+def drafter_logits(network: Network, frozen: Frozen, reads: Tensor, head: Tensor | None = None) -> Tensor:
+    """reads [..., H] -> the drafter's logits [..., V'] in float32, over its own vocabulary, or that of `head`."""
+    if head is None:
+        head = frozen.head if network.own_head is None else network.own_head
     return F.linear(reads.to(head.dtype), head).float()
 
 

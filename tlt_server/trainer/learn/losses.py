@@ -17,7 +17,9 @@ With L the total variation, at most 2L / (1 + L) of the drafts miss, by noise th
 2408.07978).
 
 Where a drafter knows a part of the vocabulary, sums run over that part and p is not scaled up to one: so each position
-counts by how much of the target's law the drafter can reach at all.
+counts by how much of the target's law the drafter can reach at all. Where it has the target's whole head, and learns
+its states too, which keeps the other tokens where the target has them, they run over those tokens that p has most of in
+some hundred entries: products with a head of 150,000 rows would take most of a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,9 @@ LOGITS = 1 << 27
 """That are in memory at once: 0.5 GB for each float32 tensor of them, 883 rows at a vocabulary of 152k."""
 LIKELIEST = 10
 """Tokens of HASS's second loss."""
+SUMMED = 16_384
+"""Tokens that sums run over, where the vocabulary is at least four times as large: half of those that a server lets its
+drafter propose, for these are of some entries alone."""
 LK_DECAY = 3.0
 LEAST = 1e-30
 
@@ -175,9 +180,11 @@ def _portions(
 
 
 class _Target(NamedTuple):
-    """What the target says of R entries. finals: [R, H]. taken: [R]. law: [R, V'], None where no loss is of it; of its
-    likeliest tokens chances and tokens, [R, 10]."""
+    """What the target says of R entries. head: [V', H], which the drafter's logits are made by; None: its own, or the
+    whole. finals: [R, H]. taken: [R]. law: [R, V'], None where no loss is of it; of its likeliest tokens chances and
+    tokens, [R, 10]."""
 
+    head: Tensor | None
     finals: Tensor
     taken: Tensor
     law: Tensor | None = None
@@ -188,24 +195,28 @@ class _Target(NamedTuple):
     @torch.no_grad()
     def of(cls, network: Network, frozen: Frozen, objective: Objective, finals: Tensor, taken: Tensor) -> "_Target":
         if not objective.token and not objective.likeliest:
-            return cls(finals, taken)
-        law = target_law(frozen, finals)
-        law = law if network.draft_tokens is None else law[:, network.draft_tokens]
+            return cls(None, finals, taken)
+        law, head = target_law(frozen, finals), None
+        if network.draft_tokens is not None:
+            law = law[:, network.draft_tokens]
+        elif network.own_head is None and objective.state and law.shape[-1] >= 4 * SUMMED:
+            some = law.sum(0).topk(SUMMED).indices
+            law, head, taken = law[:, some], frozen.head[some], _numbered(taken, some, len(frozen.head))
         most = law.topk(min(LIKELIEST, law.shape[-1])) if objective.likeliest else (None, None)
-        return cls(finals, taken, law, *most)
+        return cls(head, finals, taken, law, *most)
 
     def at(self, entries: Tensor) -> "_Target":
         """Of these, ascending, alone."""
         if len(entries) == len(self.taken):
             return self
-        return _Target(*(None if each is None else each[entries] for each in self))
+        return _Target(self.head, *(None if each is None else each[entries] for each in self[1:]))
 
 
 def _sum(network: Network, frozen: Frozen, objective: Objective, target: _Target, reads: Tensor) -> Tensor:
     """The loss of R rows; reads: [R, H]."""
     total = reads.new_zeros((), dtype=torch.float32)
     if target.law is not None:
-        logits = drafter_logits(network, frozen, reads)
+        logits = drafter_logits(network, frozen, reads, target.head)
         if objective.token:
             of_token = token_loss(objective.token_loss, logits, target.law, target.taken)
             total = total + objective.token * of_token.sum()
@@ -222,10 +233,13 @@ def _taken(network: Network, frozen: Frozen, pack: Pack) -> Tensor:
     entries = len(pack.tokens)
     at = torch.arange(entries, device=pack.tokens.device)
     taken = torch.where(at < pack.last, pack.tokens[(at + 1).clamp(max=entries - 1)], -1)
-    if network.draft_tokens is None:
-        return taken
-    numbers = taken.new_full((len(frozen.head),), -1)
-    numbers[network.draft_tokens] = torch.arange(len(network.draft_tokens), device=taken.device)
+    return taken if network.draft_tokens is None else _numbered(taken, network.draft_tokens, len(frozen.head))
+
+
+def _numbered(taken: Tensor, some: Tensor, vocabulary: int) -> Tensor:
+    """Tokens by their place in `some`; -1: they are not there."""
+    numbers = taken.new_full((vocabulary,), -1)
+    numbers[some] = torch.arange(len(some), device=taken.device)
     return torch.where(taken >= 0, numbers[taken.clamp(min=0)], -1)
 
 
