@@ -18,7 +18,7 @@ LEAST = ("rounds",)
 
 
 def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Result:
-    """One result of several parts, with the first one's command.
+    """One result of several parts; its command is theirs, one after another.
 
     Args:
         summary: the figures that are of all parts together, made anew.
@@ -40,8 +40,9 @@ def joined(parts: Sequence[Result], summary: Callable[[Figures], Figures]) -> Re
     for name in LEAST:
         if values := [part.figures[name] for part in parts if name in part.figures]:
             figures[name] = min(values)
-    first = parts[0]
-    return replace(first, date=max(part.date for part in parts), figures=figures | summary(figures))
+    argv = [*parts[0].argv, *(word for part in parts[1:] for word in (tables.THEN, *part.argv))]
+    date = max(part.date for part in parts)
+    return replace(parts[0], argv=argv, date=date, figures=figures | summary(figures))
 
 
 def main(

@@ -3,13 +3,15 @@
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 
 from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, Result
 
+THEN = "&&"
+"""Between the commands of a result that was joined of several."""
 RESULTS = Path(__file__).parents[1] / "results"
 _MEASURED = re.compile(r"tokens_per_s_(\w+?)_((?:context_\d+_)?batch_\d+)")
 
@@ -74,7 +76,8 @@ def origin(result: Result) -> str:
 
 def command_of(result: Result) -> str:
     """As it is called today: results of before 2026-11-24 name modules, as `benchmarks.bench_drain`."""
-    return re.sub(r"-m benchmarks\.(bench_)?", "-m benchmarks ", shlex.join(result.argv))
+    commands = [shlex.join(words) for then, words in groupby(result.argv, THEN.__eq__) if not then]
+    return re.sub(r"-m benchmarks\.(bench_)?", "-m benchmarks ", f" {THEN} ".join(commands))
 
 
 def caption(result: Result) -> str:

@@ -19,7 +19,7 @@ from benchmarks.lib.comparison import PLAIN, Measured, visit
 from benchmarks.lib.decoding import Load, Window
 from benchmarks.lib.sides import Side, Site, check_memory, name_of, servers_of
 from benchmarks.lib.strategies import by_batch, fixed, learning
-from benchmarks.lib.tables import RESULTS
+from benchmarks.lib.tables import RESULTS, command_of
 from benchmarks.simulation.server import Server
 from benchmarks.simulation.world import CHAINS, World
 from tests.definitions import undefined
@@ -166,6 +166,11 @@ def test_parts_are_joined_and_their_summary_is_made_anew() -> None:
     assert (made["min_ratio_to_best"], made["min_ratio_to_plain"], made["off_ratio_to_plain"]) == (0.96, 1.5, 0.99)
     assert (made["speedup_batch_1"], made["speedup_batch_8"]) == (2.5, 1.5)
     assert (made["requests"], made["failed_requests"], made["rounds"]) == (8, 2, 2)
+
+
+def test_a_joined_result_says_the_commands_of_all_parts() -> None:
+    one, other = (result({f"speedup_{arm}_batch_1": 1.0}, argv=["x", arm]) for arm in ("off", "b c"))
+    assert command_of(parts.joined([one, other], lambda _: {})) == "x off && x 'b c'"
 
 
 def test_parts_of_two_machines_or_of_the_same_are_not_joined() -> None:
