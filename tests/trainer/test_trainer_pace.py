@@ -1,6 +1,7 @@
 """How fast training goes beside rollouts: by a server that decodes, and a GPU that gives both their turns, in a time
 that the tests move."""
 
+from math import isfinite
 from random import Random
 
 import pytest
@@ -60,6 +61,21 @@ def test_decoding_is_slowed_down_by_the_budget_whatever_training_costs(cost: flo
     assert 0.02 < slower < 0.032
     assert scene.trained - trained > 0.02 / cost * 115
     assert scene.pace.slowdown == pytest.approx(slower, rel=0.3)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 3)), max_size=30), st.booleans())
+def test_whatever_a_server_says_training_goes_on_some_time(told: list[tuple[float, float, float]], grows: bool) -> None:
+    pace, now, decoded, expected = Pace(0.05), 0.0, 0.0, 0.0
+    for took, expects, seconds in told:
+        decoded, expected = (decoded + took, expected + expects) if grows else (took, expects)
+        pace.heard("one", decoded, expected, now := now + seconds)
+        if not pace.rests(now):
+            pace.began(now)
+            pace.ended(now := now + 0.1)
+    assert isfinite(pace.cost)
+    assert pace.cost >= 0.05
+    assert isfinite(pace.slowdown)
+    assert not pace.rests(now + 1e16)
 
 
 @given(st.floats(0.1, 1.0), st.floats(0.01, 0.1), st.floats(0.02, 0.3), st.floats(0.7, 1.5), st.integers(0, 9))

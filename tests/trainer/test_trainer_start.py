@@ -82,6 +82,7 @@ def test_features_arrive_beside_the_control_link() -> None:
         ({"drafter": str(FOLDERS["eagle3"]), "loss": "hass"}, "Take eagle3"),
         ({"device": "abacus"}, "device abacus"),
         ({"spot": {"on": True, "at_least": 2}}, "at_least 2 of 1 processes"),
+        ({"spot": {"slowdown": 0.03}}, "slowdown = 0.03 wants on = true"),
         ({"memory_gb": 4.0, "device": "cpu"}, "memory_gb 4.0: is of a GPU, but device is cpu"),
         ({"listen": "tcp://203.0.113.1:70"}, "give CURVE keys"),
         ({"features": "nonsense"}, "tcp://HOST:PORT"),

@@ -49,6 +49,12 @@ class SpotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at_least: Count = 1
     slowdown: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
+    def __post_init__(self) -> None:
+        if self.slowdown and not self.on:
+            raise ValueError(
+                f"slowdown = {self.slowdown:g} wants on = true: without it training never waits for rollouts"
+            )
+
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tlt-server train` is told.

@@ -119,8 +119,10 @@ LATE_S, LONG_S = 0.2, 2.0
 """From a server's decode steps until its report of them is heard, at most; between two reports of one that decodes."""
 QUIET_EVERY_S = 10.0
 """Training rests until a report tells of steps without it, at least so often: others are held against those."""
-STEPS_KEPT = 4096
-"""Of training, to be compared with reports."""
+STEPS_KEPT = 512
+"""Of training, to be compared with reports: those of a few seconds, were they of some milliseconds each."""
+FAR = 1e3
+"""Times as long as expected, or less, that nobody's steps take: a report that says so teaches nothing."""
 USUAL_GAIN, COST_KEPT, SLOWDOWN_KEPT = 0.2, 0.95, 0.98
 """Of the newest quiet report in what is usual; of what is known of the cost, and of the slow-down, with each report."""
 SURE_S, LEAST_COST = 0.1, 0.05
@@ -191,8 +193,10 @@ class Pace:
         if known is None or decoded < known.decoded or expected < known.expected:  # it counts anew
             self._servers[server] = _Decoding(now, decoded, expected)
         elif expected > known.expected:
-            if now - known.at < LONG_S:  # else it had nothing to decode, and training went as fast as it could
-                self._learn(known, decoded - known.decoded, expected - known.expected, now)
+            took, expects = decoded - known.decoded, expected - known.expected
+            # longer ago it had nothing to decode, and training went as fast as it could
+            if 0 < now - known.at < LONG_S and took < FAR * expects < FAR * FAR * took:
+                self._learn(known, took, expects, now)
             known.at, known.decoded, known.expected = now, decoded, expected
 
     def forget(self, server: str) -> None:
