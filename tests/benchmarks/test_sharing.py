@@ -1,6 +1,8 @@
 """What `benchmarks sharing` shows of its figures, and which of them are the worst."""
 
-from benchmarks.commands.learning.sharing import table, worst
+import pytest
+
+from benchmarks.commands.learning.sharing import main, table, worst
 from tlt_server.results import Figures, measured_here
 
 FIGURES: Figures = {
@@ -19,6 +21,13 @@ FIGURES: Figures = {
 
 def test_the_worst_is_of_all_batches_at_the_smallest_budget() -> None:
     assert worst(FIGURES) == {"slowdown_shared_gpu_max": 0.02 * 32 * 3 / 100, "trained_tokens_s_shared_gpu": 1500.0}
+
+
+@pytest.mark.parametrize("budget", ["0", "1", "nan", "x"])
+def test_a_budget_is_a_share(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--budgets", budget])
+    assert f"{budget}: must be a share, between 0 and 1" in capsys.readouterr().err
 
 
 def test_a_row_for_each_budget_and_batch() -> None:

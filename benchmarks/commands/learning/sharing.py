@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
 from statistics import fmean, median
 
@@ -193,9 +194,20 @@ def table(result: Result) -> str:
     return "\n\n".join((tables.origin(result), tables.table(heads, rows)))
 
 
+def share(text: str) -> float:
+    """More than nothing, and less than all, as argparse reads one."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a share, between 0 and 1")
+    return value
+
+
 def main(argv: Sequence[str]) -> None:
     flags = command.parser("sharing", __doc__)
     budgets = " ".join(map(str, BUDGETS))
-    flags.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, help=f"shares (default: {budgets})")
-    flags.add_argument("--loss", default="hass", help="of the drafter (default: hass)")
+    flags.add_argument("--budgets", nargs="+", type=share, default=BUDGETS, help=f"shares (default: {budgets})")
+    flags.add_argument("--loss", choices=("eagle", "hass"), default="hass", help="of the drafter (default: hass)")
     command.main("sharing", __doc__, argv, measured, table, flags)
