@@ -33,6 +33,7 @@ READ = {
     "/tlt/v1/drafter",
     "/tlt/v1/strategy",
     "/tlt/v1/strategy/learned",
+    "/tlt/v1/strategy/step_times",
     "/tlt/v1/history",
 }
 PARSE = {"/parse_function_call", "/separate_reasoning"}

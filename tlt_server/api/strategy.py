@@ -5,7 +5,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from tlt_client.schemas import StrategyUpdate
 
 from tlt_server.api.scheduler import as_json, ask, body
-from tlt_server.engine.messages import Answer, Learn, ReadLearned, ReadVersions, Wish
+from tlt_server.engine.messages import Answer, Learn, ReadLearned, ReadStepTimes, ReadVersions, Wish
 from tlt_server.strategy.estimates import Learned
 
 router = APIRouter()
@@ -29,6 +29,12 @@ async def update(request: Request) -> Response:
     that cannot be, every fault named, and nothing was changed."""
     wanted = await body(request, StrategyUpdate)
     return _first(await ask(Wish(wanted)))
+
+
+@router.get("/tlt/v1/strategy/step_times")
+async def step_times() -> Response:
+    """The client's `StepTimes`, of the first replica."""
+    return as_json((await ask(ReadStepTimes()))[0].step_times)
 
 
 @router.get("/tlt/v1/strategy/learned")

@@ -122,6 +122,8 @@ def _answer(scheduler: Any, ask: Ask) -> Answer:
             pass
         case messages.ReadEvents(after):
             return Answer(events=state.events.after(after))
+        case messages.ReadStepTimes():
+            return Answer(step_times=state.speculation.step_times())
         case messages.HearTrainer(trainer):
             state.hear_trainer(trainer)
         case messages.ReadLearned():

@@ -13,6 +13,7 @@ from tlt_client.schemas import (
     HistoryLoad,
     SharedTarget,
     Speculation,
+    StepTimes,
     StrategyUpdate,
     Versions,
 )
@@ -87,6 +88,10 @@ class Wish(msgspec.Struct, frozen=True, tag="wish"):
     """Choose arms like this."""
 
     update: StrategyUpdate
+
+
+class ReadStepTimes(msgspec.Struct, frozen=True, tag="read_step_times"):
+    """What have decode steps taken? Asked often, so that nothing else is answered."""
 
 
 class ReadLearned(msgspec.Struct, frozen=True, tag="read_learned"):
@@ -226,7 +231,7 @@ OfWeights = Begin | End | Pausing | Continuing | Name | Hold | Release | Resume
 OfTransfer = Join | Leave | Open | Receive | Advance | Close
 OfHistory = LoadHistory | ForgetHistory
 OfRankZero = Announce | Probe
-OfReports = ReadVersions | ReadEvents | ReadLearned | HearTrainer
+OfReports = ReadVersions | ReadEvents | ReadStepTimes | ReadLearned | HearTrainer
 Ask = OfDrafter | OfWeights | OfTransfer | OfRankZero | OfReports | OfHistory | Wish | Learn | Share
 
 
@@ -246,6 +251,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     versions: Versions | None = None
     trainer: DrafterTrainer | None = None
     events: list[Event] | None = None
+    step_times: StepTimes | None = None
     speculation: Speculation | None = None
     learned: Learned | None = None
     history: History | None = None

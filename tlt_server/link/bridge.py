@@ -160,7 +160,8 @@ class Bridge:
 
     async def _time(self) -> None:
         """What steps took, for a trainer that may use the same devices."""
-        if self._is_connected and self._load and (found := (await self._client.strategy()).selection) is not None:
+        if self._is_connected and self._load:
+            found = await self._client.step_times()
             self._receiver.change(decoded_s=found.decoded_s, usual_s=found.usual_s)
 
     async def _share(self) -> None:

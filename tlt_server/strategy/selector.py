@@ -129,6 +129,10 @@ class Selector:
         self._estimates.restore(learned)
         self._begin()
 
+    def step_times(self) -> schemas.StepTimes:
+        """Of all steps whose time counts."""
+        return schemas.StepTimes(sum(seconds for _, seconds in self._tallies.values()), self._usual_s)
+
     def report(self) -> schemas.Selection:
         """How things stand."""
         settings = self._settings
@@ -140,8 +144,7 @@ class Selector:
             exploration=settings.exploration,
             explored_s=self._explored_s,
             explored_lost_s=self._bandit.spent,
-            decoded_s=sum(seconds for _, seconds in self._tallies.values()),
-            usual_s=self._usual_s,
+            decoded_s=self.step_times().decoded_s,
             lost=self._under_way.lost,
             unmatched=self._under_way.unmatched,
             buckets=tuple(map(self._bucket_report, range(len(self._buckets.all)))),

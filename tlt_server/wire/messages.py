@@ -97,7 +97,7 @@ class Hello(Message, frozen=True):
     devices: `wire.devices.identity`.
     load: requests running and waiting, counted just now; None: not counted.
     lent: memory of its devices was released.
-    decoded_s, usual_s: the client's `Selection`'s, at some time in the last second; 0: not told.
+    decoded_s, usual_s: the client's `StepTimes`, at some time in the last second; 0: not told.
     door: where other servers may fetch drafters from it; empty: nowhere.
     """
 

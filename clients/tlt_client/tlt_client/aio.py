@@ -29,10 +29,8 @@ A = TypeVar("A", bound="AsyncClient")
 
 
 class AsyncClient:
-    """`Client`, awaited: every argument and method means what it means there.
-
-    Cancelling the task of a call closes its connection, on which the server aborts what it was sampling.
-    """
+    """`Client`, awaited: every argument and method means what it means there. Cancelling the task of a call closes its
+    connection, on which the server aborts what it was sampling."""
 
     def __init__(
         self,
@@ -134,6 +132,9 @@ class AsyncClient:
 
     async def set_strategy(self, update: schemas.StrategyUpdate) -> schemas.Speculation:
         return await self._run(self._control.strategy(update))
+
+    async def step_times(self) -> schemas.StepTimes:
+        return await self._run(self._control.step_times())
 
     async def learned(self) -> dict[str, Any]:
         return await self._run(self._control.learned())

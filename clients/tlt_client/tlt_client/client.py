@@ -187,6 +187,10 @@ class Client:
         """From the next decode step on. VersionConflict from a server without a drafter."""
         return self._run(self._control.strategy(update))
 
+    def step_times(self) -> schemas.StepTimes:
+        """What decode steps took, and what they take usually."""
+        return self._run(self._control.step_times())
+
     def learned(self) -> dict[str, Any]:
         """What the server has learned of its arms, to be kept for the next one."""
         return self._run(self._control.learned())

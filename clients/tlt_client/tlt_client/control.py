@@ -21,6 +21,7 @@ from tlt_client.schemas import (
     SharedTarget,
     Speculation,
     Status,
+    StepTimes,
     StrategyUpdate,
     TargetShare,
     TrainedSteps,
@@ -100,6 +101,9 @@ class Control:
 
     def strategy(self, update: StrategyUpdate | None = None) -> Flow[Speculation]:
         return self._ask(Speculation, "PUT" if update else "GET", "/tlt/v1/strategy", update)
+
+    def step_times(self) -> Flow[StepTimes]:
+        return self._ask(StepTimes, "GET", "/tlt/v1/strategy/step_times")
 
     def learned(self) -> Flow[dict[str, Any]]:
         return self._ask(dict[str, Any], "GET", "/tlt/v1/strategy/learned")

@@ -71,6 +71,10 @@ class Speculation:
         mode, report = self._wished.mode, replace(self._selector.report(), selecting_us=selecting_us)
         return schemas.Speculation(mode, self.on, self.held, last, arms, report, self._worker.graphs)
 
+    def step_times(self) -> schemas.StepTimes:
+        """Nothing, where no arm is."""
+        return schemas.StepTimes(0.0, 0.0) if self._selector is None else self._selector.step_times()
+
     def wish(self, update: StrategyUpdate) -> None:
         """What is asked for. Raises ConfigError: it has faults, all of which are named, and nothing was changed."""
         assert self._selector is not None

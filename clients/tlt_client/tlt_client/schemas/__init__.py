@@ -16,6 +16,7 @@ from tlt_client.schemas.strategy import (
     Selection,
     SelectionBucket,
     Speculation,
+    StepTimes,
     StrategyUpdate,
 )
 from tlt_client.schemas.weights import (
@@ -67,6 +68,7 @@ __all__ = [
     "Speculation",
     "Staging",
     "Status",
+    "StepTimes",
     "StrategyUpdate",
     "TargetShare",
     "TargetVersion",

@@ -145,9 +145,16 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     selecting_us: float | None = None
     """Microseconds of a decode step that go to choosing an arm and to learning from the result: mean of the last
     thousand steps with these settings; None before the first, and from an older server."""
-    usual_s: float = 0.0
-    """What the steps of `decoded_s` take when nothing else uses the machine, by timing and by what each arm's took
-    beside the others'. Of one interval the quotient of both tells little, of two which had the machine to itself."""
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """`GET /tlt/v1/strategy/step_times`: sums over decode steps since these settings. The quotient over an interval
+    tells something beside another interval's."""
+
+    decoded_s: float
+    """What they took."""
+    usual_s: float
+    """What they take when nothing else uses the machine, by timing and by what each arm's took beside the others'."""
 
 
 class Speculation(msgspec.Struct, frozen=True):
