@@ -19,7 +19,7 @@ from tlt_server.wire.server import Receiver
 
 log = logging.getLogger(__name__)
 
-EVENTS_EVERY, LOAD_EVERY, TIMES_EVERY = 0.1, 0.25, 0.5
+EVENTS_EVERY, LOAD_EVERY, TIMES_EVERY = 0.1, 0.25, 1.0
 """Seconds. Load is read where schedulers leave it for all who ask, in shared memory: no step waits for it."""
 KEPT = 256
 """Of what the server has no time for now: a trainer may say more than that, and the last counts."""
