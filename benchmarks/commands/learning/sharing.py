@@ -28,6 +28,7 @@ from benchmarks.lib.decoding import Load
 from benchmarks.lib.draining import decode_steps
 from benchmarks.lib.servers import logging_steps
 from benchmarks.lib.sides import Side, SideServer, Site, awake, side_by_side
+from benchmarks.lib.step.serving import PADDED
 from benchmarks.lib.training.trainers import training
 from tlt_server.config import Arm
 from tlt_server.engine.decode.steplog import read_steps
@@ -36,7 +37,6 @@ from tlt_server.results import Figures, Result
 
 MEASURES = ("tlt_server/trainer", "tlt_server/link", "tlt_server/strategy")
 ARM = Arm(3, 1, 4)
-PADDED = "benchmarks.lib.step.padded_trainer"
 TOKENS = 512
 BUDGETS = (0.03, 0.1)
 ALONE_S, SETTLING_S, BESIDE_S = 8.0, 4.0, 20.0
