@@ -68,7 +68,7 @@ class Receiver(server.Receiver):
     """One without a link or files. said: its hellos. given: what it has for a trainer to begin with."""
 
     def __init__(self) -> None:
-        self.hello, self.said = HELLO, list[Hello]()
+        self.hello, self.said, self.wants_times = HELLO, list[Hello](), False
         self.given: list[tuple[DrafterVersion, ...]] = []
 
     def gives(self, *drafters: DrafterVersion) -> None:
@@ -235,6 +235,28 @@ def test_load() -> None:
         await receiver.says(load=6)
 
     bridged(Routes(loads=[{"loads": replicas}]), script)
+
+
+def test_step_times_are_asked_for_while_the_trainer_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that decodes answers between its steps, which costs them time."""
+    monkeypatch.setattr("tlt_server.link.bridge.TIMES_EVERY", 0.02)
+    monkeypatch.setattr("tlt_server.link.bridge.LOAD_EVERY", 0.02)
+    load = [{"num_running_reqs": 3, "num_waiting_reqs": 1}]
+    routes = Routes(loads=[{"loads": load}], step_times=[{"decoded_s": 2.0, "usual_s": 1.5}])
+
+    async def script(receiver: Receiver) -> None:
+        receiver.told(DrafterTrainer(address="ipc://t", connected=True))
+        await routes.until(5, "loads")
+        assert "step_times" not in routes.asked
+        receiver.wants_times = True
+        await receiver.says(decoded_s=2.0, usual_s=1.5)
+        receiver.told(DrafterTrainer(address="ipc://t", connected=False))
+        await routes.until(len(routes.asked["loads"]) + 2, "loads")
+        asked = len(routes.asked["step_times"])
+        await routes.until(len(routes.asked["loads"]) + 5, "loads")
+        assert len(routes.asked["step_times"]) == asked, "no trainer is there"
+
+    bridged(routes, script)
 
 
 @pytest.mark.slow

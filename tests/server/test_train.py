@@ -68,7 +68,7 @@ def test_a_server_that_was_killed_gets_the_latest_drafter_at_its_start(servers: 
 def test_beside_rollouts_that_do_not_drain_it_trains_as_fast_as_it_may(servers: Servers, tmp_path: Path) -> None:
     """It rests after each step, as long as what the server says of its own steps asks for."""
     servers.close()
-    tables = "[spot]\non = true\nsettle_s = 0.1\nslowdown = 0.05"
+    tables = "[spot]\non = true\nsettle_s = 0.1\nslowdown = 0.02"
     trainer = Trainer(tmp_path / "trainer", "passes = 1000.0", judged_every=10**6, tables=tables)
     long, over = SamplingParams(max_new_tokens=1000, ignore_eos=True), threading.Event()
 
@@ -92,7 +92,8 @@ def test_beside_rollouts_that_do_not_drain_it_trains_as_fast_as_it_may(servers: 
         finally:
             over.set()
         rollouts.result()
-        assert _steps_a_second(trainer, 10) > 3 * slow, "without load it goes no faster"
+        # at the least cost that is believed a step is followed by 1.55 times as long a rest
+        assert _steps_a_second(trainer, 10) > 2 * slow, "without load it goes no faster"
         trainer.end(process)
     assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
 

@@ -125,7 +125,7 @@ class Trainer(End):
     """A sender. heard: what its servers said. tree: of its tree."""
 
     def __init__(
-        self, address: str = ANY_PORT, clock: Clock = time.monotonic, curve: CurveKeys | None = None, **tree: int
+        self, address: str = ANY_PORT, clock: Clock = time.monotonic, curve: CurveKeys | None = None, **tree: Any
     ) -> None:
         super().__init__(Link(address, READS_TO_TRAINER, curve=curve))
         self.heard: list[tuple[str, Hello]] = []

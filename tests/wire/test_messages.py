@@ -65,7 +65,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         st.integers(0, 2**52),
         pieces,
     ),
-    Heartbeat: st.builds(Heartbeat, takers=st.lists(key, max_size=3).map(tuple)),
+    Heartbeat: st.builds(Heartbeat, takers=st.lists(key, max_size=3).map(tuple), wants_times=st.booleans()),
     Offer: st.builds(
         lambda n, rest, chunk_bytes, **other: Offer(
             size=(n - 1) * chunk_bytes + min(rest, chunk_bytes), chunk_bytes=chunk_bytes, digests=bytes(32 * n), **other

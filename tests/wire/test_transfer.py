@@ -179,6 +179,18 @@ def test_a_server_that_refused_is_not_offered_it_again(new_trainer: NewTrainer, 
     assert offered.count(Heartbeat()) == len(offered) >= 5
 
 
+def test_a_trainer_wants_the_step_times_of_those_whose_devices_it_paces_itself_on(
+    new_trainer: NewTrainer, new_server: NewServer
+) -> None:
+    trainer = new_trainer(paced=("GPU-a", "GPU-b"))
+    beside, away = (
+        new_server(trainer, hello=msgspec.structs.replace(HELLO, server=name, devices=devices))
+        for name, devices in (("beside", ("GPU-c", "GPU-b")), ("away", ("GPU-d",)))
+    )
+    step_until(lambda: beside.is_connected and away.is_connected, trainer, beside, away)
+    assert [beside.receiver.wants_times, away.receiver.wants_times] == [True, False]
+
+
 def test_what_could_not_be_written_is_fetched_from_a_trainer_that_is_back(
     new_trainer: NewTrainer, new_server: NewServer, hands: Hands
 ) -> None:

@@ -175,7 +175,8 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             workers.hear(peer, hello)
             servers.hear(peer, hello)
 
-        sender = Sender(link, model, hear, fetcher=fetcher, fan_out=config.fan_out)
+        paced = place.devices if config.spot.slowdown else ()
+        sender = Sender(link, model, hear, fetcher=fetcher, fan_out=config.fan_out, paced=paced)
         yield Parts(
             config=config,
             device=place.device,

@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder
 
 from tlt_server.errors import ConfigError, WireError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Raised when a message changes: one of another version is rejected whole."""
 MAX_CHUNKS_WANTED = 4
 MAX_CHUNK_BYTES = 4 << 20
@@ -97,7 +97,7 @@ class Hello(Message, frozen=True):
     devices: `wire.devices.identity`.
     load: requests running and waiting, counted just now; None: not counted.
     lent: memory of its devices was released.
-    decoded_s, usual_s: the client's `StepTimes`, at some time in the last second; 0: not told.
+    decoded_s, usual_s: the client's `StepTimes`, at some time in the last second; 0: no trainer wants them.
     door: where other servers may fetch drafters from it; empty: nowhere.
     """
 
@@ -178,9 +178,11 @@ class ChunksWanted(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """In answer to each `Hello`. takers: keys of those that may fetch drafters from this server; none: nobody does."""
+    """In answer to each `Hello`. takers: keys of those that may fetch drafters from this server; none: nobody does.
+    wants_times: training on one of its devices goes by its step times."""
 
     takers: Annotated[tuple[Key, ...], Meta(max_length=MAX_TAKERS)] = ()
+    wants_times: bool = False
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,6 +47,7 @@ class Receiver:
 
     told: to be set; called with each drafter that lies whole and verified at its path, until a newer one does, and
         with each change of how the link stands.
+    wants_times: whether the trainer wants to know what decode steps take, as it said last.
 
     Raises ConfigError: the folder cannot be used, or another receiver uses it.
     """
@@ -62,6 +63,7 @@ class Receiver:
     ) -> None:
         self.hello = hello
         self.told: Callable[[DrafterUpdate | DrafterTrainer], object] = lambda _: None
+        self.wants_times = False
         self._link, self._folder, self._clock, self._most = link, folder, clock, most
         self._lock = lock_folder(folder)
         self._remove(WHOLE)  # an earlier life's: nobody was told of them in this one
@@ -139,8 +141,10 @@ class Receiver:
                 self._consider(message)
             elif isinstance(message, Chunk):
                 self._add(message, payload)
-            elif isinstance(message, Heartbeat) and (door := self._peers.let_in(message.takers)) != self.hello.door:
-                self.change(door=door)
+            elif isinstance(message, Heartbeat):
+                self.wants_times = message.wants_times
+                if (door := self._peers.let_in(message.takers)) != self.hello.door:
+                    self.change(door=door)
             if isinstance(message, SharedWanted | ChunksWanted):
                 self._sharer.hear(message, self.hello)
             if isinstance(message, LiveWanted | ChunksWanted):

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -59,6 +59,7 @@ class Sender:
         Must return soon.
     fetcher: of what servers on other machines share with their targets; None: nothing is fetched.
     fan_out, pays: as `Tree`'s.
+    paced: devices on which training goes by the step times of servers there.
 
     dropped: messages that were neither heard nor answered with chunks. From any thread.
     """
@@ -73,8 +74,9 @@ class Sender:
         fetcher: Fetcher | None = None,
         fan_out: int = FAN_OUT,
         pays: int = PAYS,
+        paced: Collection[str] = (),
     ) -> None:
-        self.fetcher = fetcher
+        self.fetcher, self._paced = fetcher, paced
         self.link, self._model, self._hear = link, model, hear
         self._clock, self._chunk_bytes = clock, chunk_bytes
         self._tree = Tree(fan_out, pays, clock)
@@ -155,7 +157,8 @@ class Sender:
         is_new = peer not in self._tree.members
         self._tree.members[peer] = Member(self._clock(), hello.door, self.link.key)
         takers = self._tree.takers
-        self.link.send(Heartbeat(takers=takers), to=peer)
+        wants_times = any(device in self._paced for device in hello.devices)
+        self.link.send(Heartbeat(takers=takers, wants_times=wants_times), to=peer)
         tells_door = is_new and takers and not hello.door  # with its next hello, and others may fetch from it at once
         if self._update is not None and self._update.digest != hello.offer and not tells_door:
             self._offer(peer, self._update.header)
