@@ -9,7 +9,7 @@
 # muted       muted, likewise                                                   210
 # seed        off, static, frozen, again, and replays, of 14 steps              440
 # modes       off, frozen: on_policy, offload, one_step_off, partial            130 + 15 x (8 + 10 + 6 + 6) = 580
-# long        off, frozen: long responses, activations computed again           760
+# long        off, static, frozen: long responses, activations computed again   660, estimated
 # longonline  online, likewise; longmuted: muted                                320; not measured
 # change      off, frozen, online: the task changes                             900, estimated
 # 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 430, estimated
@@ -58,7 +58,7 @@ for part in "$@"; do
     seed) measure "$part" "${demo[@]}" --arms off static frozen again ;;
     modes) measure "$part" "${demo[@]}" --arms off frozen --replayed --steps "${STEPS:-15}" \
       --modes on_policy offload one_step_off partial ;;
-    long) measure "$part" "${long[@]}" --arms off frozen ;;
+    long) measure "$part" "${long[@]}" --arms off static frozen ;;
     longonline) measure "$part" "${long[@]}" --arms online --packs 3 ;;
     longmuted) measure "$part" "${long[@]}" --arms muted --packs 3 ;;
     change) measure "$part" "${demo[@]}" --arms off frozen online --change --packs 4 --judged-every 1 ;;
