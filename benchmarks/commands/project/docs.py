@@ -69,6 +69,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "step_apart": (step.table, ["step_apart.h200x2"]),
     "step_change": (step.table, ["step_change.h200"]),
     "step_long": (step.table, ["step_long.h200"]),
+    "step_long_sides": (step.table, ["step_long_sides.h200"]),
     "step_modes": (step.table, ["step_modes.h200"]),
     "step_muted": (step.table, ["step_muted.h200"]),
     "sharing": (sharing.table, ["sharing.h200"]),
