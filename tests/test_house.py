@@ -6,7 +6,8 @@ python -m tests.test_house    draws the imports between the rooms of tlt_server
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,16 @@ def floor(part: str) -> int:
     return next(level for level, names in enumerate(FLOORS) if part in names)
 
 
-def imported(path: Path) -> list[str]:
+@cache
+def nodes(path: Path) -> Sequence[ast.AST]:
+    """Of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def imported(path: Path) -> Sequence[str]:
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module] if node.module != "tlt_server" else [f"tlt_server.{a.name}" for a in node.names]
         elif isinstance(node, ast.Import):
@@ -85,29 +93,26 @@ def test_what_lies_outside_is_imported_where_it_may_be(path: Path) -> None:
 
 def test_seams_hold_no_logic() -> None:
     """Imports, names and one lazy import: no branch, no loop, no assignment but __all__."""
-    tree = ast.parse((PACKAGE / "seams.py").read_text())
+    seams = nodes(PACKAGE / "seams.py")
     forbidden = (ast.If, ast.For, ast.While, ast.Try, ast.Lambda, ast.BinOp, ast.BoolOp, ast.Compare, ast.With)
-    assert not [node for node in ast.walk(tree) if isinstance(node, forbidden)]
-    assigned = [
-        ast.unparse(target) for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets
-    ]
+    assert not [node for node in seams if isinstance(node, forbidden)]
+    assigned = [ast.unparse(target) for node in seams if isinstance(node, ast.Assign) for target in node.targets]
     assert assigned == ["__all__"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_of_sglang_is_assigned(path: Path) -> None:
-    tree = ast.parse(path.read_text())
     modules = {
         a.asname or a.name.split(".")[0]
-        for n in ast.walk(tree)
+        for n in nodes(path)
         if isinstance(n, ast.Import)
         for a in n.names
         if a.name.startswith("sglang")
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
             modules |= {a.asname or a.name for a in node.names}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
         )
@@ -146,9 +151,9 @@ def sizes() -> Iterator[tuple[str, int, int]]:
     for folder, modules in Counter(path.parent for path in SOURCES).items():
         yield str(folder.relative_to(REPOSITORY)), modules, MODULES_OF_A_FOLDER
     for path in SOURCES:
-        name, text = str(path.relative_to(REPOSITORY)), path.read_text()
-        yield name, text.count("\n"), LINES_OF_A_FILE
-        for node in ast.walk(ast.parse(text)):
+        name = str(path.relative_to(REPOSITORY))
+        yield name, path.read_text().count("\n"), LINES_OF_A_FILE
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 yield f"{name}:{node.name}", lines, LINES_OF_A_FUNCTION

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commands.learning.sharing import main, table, worst
+from benchmarks.commands.learning.sharing import at_once, main, table, worst
+from tlt_server.errors import ConfigError
 from tlt_server.results import Figures, measured_here
 
 FIGURES: Figures = {
@@ -39,13 +40,13 @@ def test_the_trainers_part_is_of_a_hundred(part: str, capsys: pytest.CaptureFixt
     assert f"{part}: must be of 1 to 100" in capsys.readouterr().err
 
 
-def test_without_the_daemon_processes_cannot_run_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_daemon_processes_cannot_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit):
-        main(["--smoke", "--multiprocessors", "10"])
-    assert "nvidia-cuda-mps-control, of NVIDIA's driver, is not on the PATH" in capsys.readouterr().err
+    with (
+        pytest.raises(ConfigError, match="nvidia-cuda-mps-control, of NVIDIA's driver, is not on the PATH"),
+        at_once(10, tmp_path),
+    ):
+        pass
 
 
 def test_a_row_for_each_budget_and_batch() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from benchmarks.commands.project import plots
-from benchmarks.commands.project.docs import PAGES, PLOTTED, RESULT_PAGES, TABLES, TOP, blocks, filled
+from benchmarks.commands.project.docs import NAMES, PAGES, PLOTTED, RESULT_PAGES, TABLES, TOP, block, filled
 from benchmarks.commands.speed import accept_length, context, speedup
 from benchmarks.lib import tables
 from benchmarks.lib.tables import RESULTS
@@ -91,7 +91,7 @@ def test_a_page_shows_what_the_kept_results_say(page: Path) -> None:
 
 def test_every_generated_part_has_its_place() -> None:
     places = Counter(re.findall(r"<!-- (\w+) -->\n(?s:.*?)<!-- /\1 -->", "".join(each.read_text() for each in PAGES)))
-    assert places == Counter(blocks().keys())
+    assert places == Counter(NAMES)
 
 
 def test_a_part_follows_its_result(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_part_follows_its_result(folder: Path) -> None:
     assert "2.12" not in after
     assert filled(after, folder) == after
     (folder / "speedup.cpu2.json").unlink()
-    assert blocks(folder)["speedup_cpu"] == "Not measured yet."
+    assert block("speedup_cpu", folder) == "Not measured yet."
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_figures_of_several_origins_are_refused(
     monkeypatch.setitem(TABLES, "context", (str, ["context.h200", "speedup.cpu2"]))
     results.write(odd, folder / "context.h200.json")
     with pytest.raises(ConfigError, match="cannot be compared"):
-        filled("", folder)
+        filled("<!-- context -->\n<!-- /context -->", folder)
 
 
 def test_figures_of_one_origin_are_not() -> None:

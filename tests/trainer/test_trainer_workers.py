@@ -106,6 +106,7 @@ def test_memory_that_is_lent_to_others_is_not_idle() -> None:
 
 def test_with_a_slowdown_that_is_allowed_load_makes_a_rank_rest_and_no_more() -> None:
     scene = Scene(msgspec.structs.replace(SETTINGS, slowdown=0.05))
+    assert (Scene().workers.paced, scene.workers.paced) == ((), ("a", "b"))
     scene.hello("one", "a")
     scene.workers.yielded(0)
     scene.load(5, "one")

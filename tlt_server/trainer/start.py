@@ -175,8 +175,7 @@ def prepared(config: TrainConfig, place: Place) -> Iterator[Parts]:
             workers.hear(peer, hello)
             servers.hear(peer, hello)
 
-        paced = place.devices if config.spot.slowdown else ()
-        sender = Sender(link, model, hear, fetcher=fetcher, fan_out=config.fan_out, paced=paced)
+        sender = Sender(link, model, hear, fetcher=fetcher, fan_out=config.fan_out, paced=workers.paced)
         yield Parts(
             config=config,
             device=place.device,

@@ -167,6 +167,11 @@ class Workers:
     # -- any thread --
 
     @property
+    def paced(self) -> tuple[str, ...]:
+        """Devices on which training goes by the step times of servers there."""
+        return self._devices if self._pace else ()
+
+    @property
     def slowdown(self) -> float:
         """By which decode steps take longer for training beside them, as a share, by the servers' own times."""
         with self._lock:

@@ -80,31 +80,34 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
 PLOTTED = ("context", "speedup_cpu", "drain", "drain_cpu")
 
 
-def blocks(folder: Path = RESULTS, beside: Path = RESULT_PAGES) -> dict[str, str]:
-    """The generated parts of pages that lie in `beside`, by the name in the comments around them.
+NAMES = ("matrix", "answers", *TABLES)
+"""Of all generated parts."""
+
+
+def block(name: str, folder: Path = RESULTS, beside: Path = RESULT_PAGES) -> str:
+    """A generated part of pages that lie in `beside`, by the name in the comments around it.
 
     Raises:
-        ConfigError: a table would be of several machines or revisions.
+        ConfigError: its table would be of several machines or revisions.
     """
-    kept = {path.stem: results.read(path) for path in folder.glob("*.json")}
-    made = {"matrix": as_markdown(), "answers": answers(kept)}
+    if name == "matrix":
+        return as_markdown()
+    if name == "answers":
+        return answers({path.stem: results.read(path) for path in folder.glob("*.json")})
+    table, stems = TABLES[name]
+    kept = [folder / f"{stem}.json" for stem in stems]
+    if not all(path.exists() for path in kept):
+        return "Not measured yet."
+    sources = [results.read(path) for path in kept]
+    tables.require_one_origin(sources)
     plots = os.path.relpath(RESULTS / "plots", beside)
-    for name, (table, stems) in TABLES.items():
-        if not all(stem in kept for stem in stems):
-            made[name] = "Not measured yet."
-            continue
-        sources = [kept[stem] for stem in stems]
-        tables.require_one_origin(sources)
-        picture = f"\n\n![{stems[0]}]({plots}/{stems[0]}.svg)" if name in PLOTTED else ""
-        made[name] = table(*sources) + picture
-    return made
+    return table(*sources) + (f"\n\n![{stems[0]}]({plots}/{stems[0]}.svg)" if name in PLOTTED else "")
 
 
 def filled(text: str, folder: Path = RESULTS, beside: Path = RESULT_PAGES) -> str:
     """A page that lies in `beside` with its generated parts made anew."""
-    made = blocks(folder, beside)
-    pattern = rf"(<!-- ({'|'.join(made)}) -->\n).*?(?=<!-- /\2 -->)"
-    return re.sub(pattern, lambda found: f"{found[1]}{made[found[2]]}\n", text, flags=re.DOTALL)
+    pattern = rf"(<!-- ({'|'.join(NAMES)}) -->\n).*?(?=<!-- /\2 -->)"
+    return re.sub(pattern, lambda found: f"{found[1]}{block(found[2], folder, beside)}\n", text, flags=re.DOTALL)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -210,6 +210,7 @@ def test_the_kernel_of_gpus_agrees_by_tritons_interpreter() -> None:
     assert ended.stdout.count("right") == 9
 
 
+@pytest.mark.slow
 def test_the_kernel_compiles_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For Hopper: what the interpreter lets pass, the compiler may refuse. Products are not fused with sums."""
     from triton.backends.compiler import GPUTarget
