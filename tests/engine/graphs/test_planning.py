@@ -15,12 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt_server.engine.graphs import planning
+from tlt_server.engine.graphs import draft_plans, planning
 from tlt_server.engine.graphs.lengths import TRIED, Lengths, chunk_for
 
 SOURCE = Path(sglang.__file__).parent / "srt/layers/attention/flashinfer_backend.py"
 MOST = 12
 CHUNK = 9  # of the planner's own liking
+BLOCKS, PADDED = 64, 8  # where a stand-in's plan has the chunks of each request; and how many bytes its last part has
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=MOST)
 
 
@@ -33,8 +34,14 @@ class Planner:
     def plan(self, floats: Any, ints: Any, pinned: Any, starts: Any, ends: Any, lens: Any, *rest: Any) -> list[int]:
         assert all(each.dtype == torch.int32 and each.is_contiguous() for each in (starts, ends, lens))
         self.given.append({"starts": starts.tolist(), "ends": ends.tolist(), "lens": lens.tolist(), "rest": rest})
-        pinned[16:20].view(torch.int32)[0] = CHUNK if (chunk := rest[-3]) < 0 else chunk
-        return [0] * 9 + [16] + [0] * 5
+        chunk = CHUNK if rest[-3] < 0 else rest[-3]
+        assert chunk == CHUNK or max(lens) > chunk, "without a second chunk it is a plan of another kind"
+        pinned[16:20].view(torch.int32)[0] = chunk
+        ends_at = BLOCKS + 4 * len(lens)
+        pinned[BLOCKS:ends_at].view(torch.int32)[:] = -(-lens // chunk)
+        if ints is not None:
+            ints[:ends_at].copy_(pinned[:ends_at])
+        return [PADDED, *[0] * 8, 16, 0, 0, ends_at - PADDED, 1, 1]
 
 
 class Wrapper:
@@ -45,8 +52,9 @@ class Wrapper:
         self._cached_module: Planner | None = None
         self._paged_kv_indptr_buf = torch.zeros(bs + 1, dtype=torch.int32)
         self._paged_kv_indices_buf = torch.full((MOST * 64,), -1, dtype=torch.int32)
-        self._float_workspace_buffer = self._int_workspace_buffer = None
-        self._pin_memory_int_workspace_buffer = torch.zeros(64, dtype=torch.uint8)
+        self._float_workspace_buffer = None
+        self._int_workspace_buffer = torch.zeros(BLOCKS + 4 * MOST * 6, dtype=torch.uint8)
+        self._pin_memory_int_workspace_buffer = torch.zeros_like(self._int_workspace_buffer)
         self._mask_indptr_buf = torch.zeros(bs + 1, dtype=torch.int32)
         self._custom_mask_buf = torch.zeros(MOST * 64 * 9, dtype=torch.uint8)
         self.masked = masked
@@ -281,7 +289,7 @@ def test_drafting_plans_what_upstreams_kernel_writes(
         init_forward_metadata_out_graph=lambda batch, in_capture: upstream.append(in_capture),
     )
     lengths, host = Lengths(), torch.tensor(lens)
-    planning.plan_drafts(attention, lengths)
+    draft_plans.plan_drafts(attention, lengths)
     if slack is not None:
         lengths.tell(lens, slack)  # which they may be longer, and are not
     batch = SimpleNamespace(
@@ -293,14 +301,39 @@ def test_drafting_plans_what_upstreams_kernel_writes(
     )
     attention.init_forward_metadata_out_graph(batch, in_capture=captures)
     assert upstream == [True] * captures
-    for backend, row in zip(backends, written.tolist(), strict=False):
-        found = backend.decode_cuda_graph_metadata[bs][0].planner.given
+    for backend, row in zip(backends, written, strict=False):
+        (wrapper,) = backend.decode_cuda_graph_metadata[bs]
+        plan = wrapper._int_workspace_buffer
         if captures:
-            assert not found
-        elif not slack:
-            assert [each["ends"] for each in found] == [row]
+            assert not wrapper.planner.given
+            assert not plan.any()
         else:
-            holds(found[-1], torch.tensor(row).diff().tolist())
+            chunk, chunks = (plan[begin:].view(torch.int32) for begin in (16, BLOCKS))
+            assert chunks[: bs * topk].tolist() == (-(-row.diff() // chunk[0])).tolist()
+
+
+def test_one_plan_is_made_for_all_passes_of_a_draft_where_one_holds() -> None:
+    """Each costs the CPU as much as a pass costs a GPU."""
+    planned = {length: _plans_of_a_draft([length], passes=4) for length in range(1, 40)}
+    # where a length is of one chunk in the first pass and of two in the last, no size of chunks does for both
+    crossing = range(CHUNK - 3, CHUNK)
+    assert all(all(planned[length]) for length in crossing)
+    assert all(each[0] <= 2 and not any(each[1:]) for length, each in planned.items() if length not in crossing)
+
+
+def _plans_of_a_draft(lens: list[int], passes: int) -> list[int]:
+    """How many each pass has had."""
+    backends = [FlashInferAttnBackend() for _ in range(passes)]
+    for backend in backends:
+        backend.decode_cuda_graph_metadata[len(lens)] = [Wrapper(len(lens))]
+        backend.decode_cuda_graph_metadata[len(lens)][0].plan()
+    attention: Any = SimpleNamespace(attn_backends=backends, topk=1, init_forward_metadata_out_graph=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft_plans, "_fill_drafts", lambda *_: None)
+        host = torch.tensor(lens)
+        batch = SimpleNamespace(batch_size=len(lens), seq_lens=host, seq_lens_cpu=host)
+        draft_plans.DraftSteps(attention, Lengths())(batch)
+    return [len(each.decode_cuda_graph_metadata[len(lens)][0].planner.given) for each in backends]
 
 
 def test_a_plan_is_made_once_the_one_before_was_copied() -> None:
@@ -330,7 +363,7 @@ def test_other_backends_and_sliding_windows_are_left_alone() -> None:
     windowed.dispatch_reason = "sliding window"
     for each in (windowed, plain, None):
         planning.plan_verification(each, 4, Lengths(), chain=True)
-        planning.plan_drafts(each, Lengths())
+        draft_plans.plan_drafts(each, Lengths())
     assert "update" not in vars(windowed.indices_updater_prefill)
 
 

@@ -16,8 +16,9 @@ import torch
 from tlt_client import schemas
 
 from tlt_server.config import Arm, GraphSharing
+from tlt_server.engine.graphs.draft_plans import plan_drafts
 from tlt_server.engine.graphs.memory import Captures
-from tlt_server.engine.graphs.planning import plan_drafts, plan_extends, plan_verification
+from tlt_server.engine.graphs.planning import plan_extends, plan_verification
 from tlt_server.engine.graphs.workspace import trim
 from tlt_server.engine.ranks import lowest
 from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike, is_chain

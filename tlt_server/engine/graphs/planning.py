@@ -48,13 +48,6 @@ def plan_decodes(attention: Any, lengths: Lengths) -> None:
         updater.update = ByLength(updater, lengths, rows=1, counted=1)
 
 
-def plan_drafts(attention: Any, lengths: Lengths) -> None:
-    """The drafter's passes of one step, a backend for each."""
-    if plannable(attention):
-        # override: as in plan_verification, once for all passes of a draft
-        attention.init_forward_metadata_out_graph = DraftSteps(attention, lengths)
-
-
 class ByLength:
     """Stands in for the method `update` of SGLang's two index updaters, where all requests have equally many queries.
 
@@ -78,7 +71,7 @@ class ByLength:
         known, slack = seq_lens_cpu, 0
         if known is None and (most := self._lengths.most(len(seq_lens))) is not None:
             known, slack = most + self._counted, self._lengths.slack
-        if known is None or not wrappers or not _is_planned(wrappers[0]):
+        if known is None or not wrappers or not is_planned(wrappers[0]):
             self._upstream(requests, seq_lens, seq_lens_cpu, seq_lens_sum, **named)
             return
         (wrapper,) = wrappers
@@ -90,42 +83,9 @@ class ByLength:
         if self._masked:
             _pack(named["spec_info"].custom_mask, counted, self._rows * int(ends[-1]), wrapper, self._rows)
         with self._turns.next():
-            if not _plan(self._updater, wrapper, lens, ends, self._rows, slack):
+            if not plan(self._updater, wrapper, lens, ends, self._rows, slack):
                 lens = counted.to("cpu", torch.int32)  # waits for the GPU
-                _plan(self._updater, wrapper, lens, ends_of(lens), self._rows)
-
-
-class DraftSteps:
-    """Stands in for the method `init_forward_metadata_out_graph` of SGLang's draft backend. In pass i a branch sees its
-    request's tokens and i + 1 of its own."""
-
-    def __init__(self, attention: Any, lengths: Lengths) -> None:
-        self._attention, self._upstream = attention, attention.init_forward_metadata_out_graph
-        self._lengths, self._turns = lengths, Turns()
-
-    def __call__(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """As upstream's."""
-        attention, bs = self._attention, forward_batch.batch_size
-        host, slack = forward_batch.seq_lens_cpu, 0
-        if host is None and (most := self._lengths.most(bs)) is not None:
-            host, slack = most, self._lengths.slack
-        if in_capture or host is None or not _is_planned(attention.attn_backends[0].decode_cuda_graph_metadata[bs][0]):
-            self._upstream(forward_batch, in_capture=in_capture)
-            return
-        _fill_drafts(attention, forward_batch)
-        with self._turns.next():
-            if not self._plan(host[:bs], slack):
-                self._plan(forward_batch.seq_lens[:bs].to("cpu"), 0)  # waits for the GPU
-
-    def _plan(self, host: torch.Tensor, slack: int) -> bool:
-        """All passes; False: no plan holds for all lengths. host: [bs] int."""
-        backends, topk = self._attention.attn_backends, self._attention.topk
-        passes = torch.arange(1, len(backends) + 1)
-        lens = (host.repeat_interleave(topk) + passes[:, None]).to(torch.int32)
-        return all(
-            _plan(each.indices_updater_decode, each.decode_cuda_graph_metadata[len(host)][0], of_pass, end, 1, slack)
-            for each, of_pass, end in zip(backends, lens, ends_of(lens), strict=True)
-        )
+                plan(self._updater, wrapper, lens, ends_of(lens), self._rows)
 
 
 class Turns:
@@ -153,8 +113,8 @@ def plannable(attention: Any) -> list[Any]:
     return [] if any(each.dispatch_reason is not None or each.enable_deterministic for each in found) else found
 
 
-def _is_planned(wrapper: Any) -> bool:
-    """Whether a wrapper is a graph's, has had its first plan, and is planned by what `_plan` calls."""
+def is_planned(wrapper: Any) -> bool:
+    """Whether a wrapper is a graph's, has had its first plan, and is planned by what `plan` calls."""
     planned = getattr(wrapper, "_cached_module", None) is not None and wrapper._backend == "fa2"
     return planned and wrapper.is_cuda_graph_enabled and getattr(wrapper, "use_tensor_cores", True)
 
@@ -185,7 +145,7 @@ def _starts(bs: int, rows: int) -> torch.Tensor:
     return torch.arange(bs + 1, dtype=torch.int32) * rows
 
 
-def _plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, rows: int, slack: int = 0) -> bool:
+def plan(updater: Any, wrapper: Any, lens: torch.Tensor, ends: torch.Tensor, rows: int, slack: int = 0) -> bool:
     """Plans for all lengths of `lens`, [n] int32, keys of each request or branch at most, that are shorter by up to
     `slack`; False: no plan holds for them all, and none was made that may be used. updater: knows the heads. ends:
     [n + 1] int32, of these keys. rows: queries of each."""
@@ -274,26 +234,3 @@ def _packer() -> Any:
     from flashinfer.quantization.packbits import get_quantization_module
 
     return get_quantization_module()
-
-
-def _fill_drafts(attention: Any, forward_batch: Any) -> None:
-    """Writes the places and the offsets of all passes of a draft, by SGLang's kernel."""
-    from sglang.srt.utils import next_power_of_2
-
-    steps, topk, bs = attention.speculative_num_steps, attention.topk, forward_batch.batch_size
-    places = attention.cuda_graph_kv_indices
-    attention.generate_draft_decode_kv_indices[(steps, bs, topk)](
-        forward_batch.req_pool_indices,
-        attention.req_to_token_pool.req_to_token,
-        forward_batch.seq_lens,
-        places,
-        attention.kv_indptr,
-        forward_batch.positions,
-        attention.pool_len,
-        places.shape[1],
-        attention.kv_indptr.shape[1],
-        next_power_of_2(bs),
-        next_power_of_2(steps),
-        next_power_of_2(bs * topk),
-        attention.page_size,
-    )
