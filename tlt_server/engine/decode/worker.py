@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from tlt_client import schemas
@@ -22,6 +23,7 @@ from tlt_server.engine.decode.timing import pass_timings, tell, timings
 from tlt_server.engine.decode.verify import prepare_last, settle_greed
 from tlt_server.engine.features.tap import Tap, tap_of
 from tlt_server.engine.graphs.capture import Graphs, draft_context
+from tlt_server.engine.graphs.compiled import compile_kernels
 from tlt_server.engine.graphs.lengths import Lengths
 from tlt_server.engine.graphs.planning import plannable
 from tlt_server.engine.ranks import of_first
@@ -104,6 +106,8 @@ class EagleWorker(EAGLEWorkerV2):
         if self.finds_arms:
             self._retain(largest)
         self.graphs = self._graphs.describe()
+        if torch.device(self.device).type != "cpu":
+            compile_kernels(self, self.captured, largest)
         self._run_ahead()
         self.table = pinned_table(self.all_arms[0], self.captured)
 
