@@ -1,4 +1,4 @@
-"""What Triton would compile in the middle of a rollout: that each of upstream's kernels is called as it asks, with every
+"""What Triton would compile in the middle of a rollout: each of upstream's kernels is called as it asks, with every
 constant that a step can have. Kernels need a GPU: stand-ins note how they are called."""
 
 from collections import defaultdict
