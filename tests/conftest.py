@@ -2,6 +2,7 @@
 tests start ends by Ctrl-C, no garbage is looked for among imports, and which tests stay together where `make test` has
 two workers."""
 
+import atexit
 import functools
 import gc
 import logging
@@ -18,6 +19,7 @@ from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.process import ending
 
 gc.disable()  # until all is imported: see tlt_server.process.importing
+atexit.register(ending)
 # Each client of httpx would load all certificates anew, for 23 ms, though plain HTTP meets none.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 settings.register_profile("tlt", deadline=None, max_examples=40)  # drawn anew in each run
@@ -39,12 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    """What was imported stays out of each later search for garbage, pytest's two at its end too. And torch's loggers,
+    dozens, reach the root's handlers: to each that does not pytest adds handlers of its own, six times a test."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    ending()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.hookimpl(wrapper=True)

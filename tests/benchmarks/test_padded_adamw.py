@@ -119,6 +119,7 @@ def test_gradients_of_several_passes_add_up() -> None:
     assert task.apart(padded, small) < 1e-12
 
 
+@pytest.mark.slow
 def test_bfloat16_follows_within_its_rounding_and_loses_no_small_rate() -> None:
     """The padded weights are P of the small ones, rounded; the small ones move by less than bfloat16 can say."""
     small, padded, padding = both(torch.float32)

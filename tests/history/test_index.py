@@ -296,6 +296,7 @@ def same(ones: Sequence[Any], others: Sequence[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @given(operations, st.integers(1, 16))
 def test_both_forms_are_one(steps: list[Any], pages: int) -> None:
     indexes, begun = (PlainIndex(pages * PAGE), CompiledIndex(pages * PAGE, ROOMY)), set[int]()

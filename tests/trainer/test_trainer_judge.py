@@ -37,6 +37,7 @@ class Scene:
         return found
 
 
+@pytest.mark.slow
 def test_what_was_published_is_judged_as_it_is_served_and_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_whatever_a_server_says_training_goes_on_some_time(told: list[tuple[floa
     assert not pace.rests(now + 1e16)
 
 
+@pytest.mark.slow
 @given(st.floats(0.1, 1.0), st.floats(0.01, 0.1), st.floats(0.02, 0.3), st.floats(0.7, 1.5), st.integers(0, 9))
 def test_the_budget_is_kept_though_times_scatter(
     cost: float, budget: float, step_s: float, wrong: float, seed: int

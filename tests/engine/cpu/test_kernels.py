@@ -34,6 +34,7 @@ def _imported(module: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((alias.asname or alias.name, alias.name) for alias in node.names)
 
 
+@pytest.mark.slow
 def test_upstream_finds_every_cpu_function_and_its_calls_fit() -> None:
     calls = set()
     for file, module in _sources():

@@ -84,6 +84,7 @@ def build(batch: Batch, mode: int, mask: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 @given(batches())
 @settings(deadline=None, max_examples=150)
 def test_links_and_positions(batch: Batch) -> None:

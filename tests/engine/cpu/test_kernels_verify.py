@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @given(trees())
 @settings(deadline=None, max_examples=200)
 def test_it_is_a_walk_by_hand(tree: dict[str, Any]) -> None:

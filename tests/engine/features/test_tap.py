@@ -15,6 +15,7 @@ from tlt_server.engine.features.tap import Tap, group_of, send_features
 from tlt_server.engine.weights.state import Stamp
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 1]), st.sampled_from([1, 3, 6]), st.integers(5, 60))
 def test_every_row_is_of_its_position_and_none_is_missing(seed: int, lag: int, nodes: int, turns: int) -> None:
