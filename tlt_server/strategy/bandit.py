@@ -38,6 +38,7 @@ class Bandit:
         self._step = self._due = 0
         self._new_weights = True  # since the last exploration
         self._pulled: dict[Choice, int] = {}  # the newest step of each arm
+        self._late = False  # as the newest step was settled
         self._unread = False  # whether the newest step was an exploration of off, after which the drafter reads
         self._bucket = -1  # of the newest decision
         self._looks: list[Choice] = []  # exploration steps that are to come there
@@ -62,12 +63,14 @@ class Bandit:
         self._left -= charge
         return charge
 
-    def settled(self, pull: Pull, seconds: float | None, took: float | None) -> None:
+    def settled(self, pull: Pull, seconds: float | None, took: float | None, late: bool) -> None:
         """A step's result has been learned from, and its bucket may do something else next.
 
         Args:
             seconds: since the result before. took: the step, with what the drafter read first. None: not known.
+            late: its time was the launch of the next one.
         """
+        self._late = late
         if seconds is not None:
             self._same_weights_s += seconds
             self._left = min(self._left + self._share * seconds, self._share * SAVED_S)
@@ -108,9 +111,10 @@ class Bandit:
             return
         arm = _best(worth)
         if worth[arm] > 1 + WORTH * (1 - 1 / batch):
-            # beside off a step begins with reading, or the next one does: of two, one tells what it takes. Of new
-            # weights it is in question what is accepted, of which one tells
-            steps = 2 if arm is None or (active is None and not self._new_weights) else 1
+            # beside off a step begins with reading, or the next one does, and a late one takes what the launch of the
+            # next one takes: of two, one tells what it takes. Of new weights it is in question what is accepted, of
+            # which one tells
+            steps = 2 if arm is None or self._late or (active is None and not self._new_weights) else 1
             lost = steps * self._lost(arm, batch, cached, self._estimates.seconds(arm, batch, cached))
             lost = min(lost + self._estimates.reading(batch * steps), self._share * SAVED_S)
             if self._left - self._share * min(LAID_BY * self._same_weights_s, RESERVED_S) >= lost > 0:

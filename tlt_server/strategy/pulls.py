@@ -4,7 +4,8 @@ Under overlap SGLang launches step n + 1 before it processes the results of step
 launches. A step ends when its result is processed, and begins when the one before was, or at its own launch where that
 is later: the whole step as a user feels it, without an event or a synchronization. Its time is its own only if nothing
 but decode steps is launched from the step before to its result: a prefill before it runs first, and the launch of one
-behind it, kernel by kernel, can keep its result waiting.
+behind it, kernel by kernel, can keep its result waiting. So can the launch of the next step, where that takes the CPU
+longer than the step takes the GPU: the step is late then, and its time the next one's doing.
 """
 
 from collections import deque
@@ -68,6 +69,10 @@ class UnderWay:
             self._pulls[-1] = newest._replace(alone=False)
         if newest is not None or not self._pulls:
             self._pulls.append(None)
+
+    def followed_by(self, arm: Choice) -> bool:
+        """Whether the step after the one that was settled last has this arm, or has not been launched."""
+        return not self._pulls or (self._pulls[0] is not None and self._pulls[0].arm == arm)
 
     @property
     def waits_for_reading(self) -> bool:

@@ -65,13 +65,13 @@ class Selector:
         """Something else than a decode step is launched: the time of the next one does not count."""
         self._under_way.interrupt()
 
-    def settled(self, batch: int, accepted: Sequence[int], now: float) -> None:
+    def settled(self, batch: int, accepted: Sequence[int], now: float, late: bool = False) -> None:
         """A decode step's result has come.
 
         Args:
             batch: requests in it, as it was launched.
             accepted: accepted drafts of each request that counts, zeros for off. Best without those that had ended.
-            now: seconds, once the result is on the CPU.
+            now: seconds, once the result is on the CPU. late: it had been there before anyone asked.
         """
         found = self._under_way.settle(batch, now, max(accepted, default=0))
         if found is None or not accepted:
@@ -79,6 +79,8 @@ class Selector:
         pull, seconds = found
         expected = self._estimates.seconds(pull.arm, batch, pull.cached)
         took, own = self._told(pull, seconds, expected)
+        if late and not self._under_way.followed_by(pull.arm):
+            own = None
         self._estimates.observe(pull.arm, accepted, expected, own)
         if seconds is not None and not pull.reads:
             bucket = self._buckets.index(batch)
@@ -90,7 +92,7 @@ class Selector:
             self._newest[bucket] = batch, pull.cached
             self._paper.settled(pull.arm, batch, 1 + sum(accepted) / len(accepted), seconds)
         if self._mode == "bandit":
-            self._bandit.settled(pull, seconds, took)
+            self._bandit.settled(pull, seconds, took, late)
 
     def foresee(self, lengths: Sequence[float]) -> None:
         """What history has for the present batch: accept lengths, by tokens drafted from one on."""

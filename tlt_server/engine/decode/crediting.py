@@ -42,6 +42,7 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
     if not scheduler.is_generation:
         return
     stamp = getattr(result, "stamp", None) or state.stamp
+    late = result.copy_done is not None and result.copy_done.query()
     if result.copy_done is not None:
         result.copy_done.synchronize()
     arm = getattr(result, "arm", None)
@@ -67,7 +68,8 @@ def credit_tokens(scheduler: Any, batch: Any, result: Any) -> None:
         if state.history is not None and state.show_history:
             count_history(*state.history.untold())
         if decode:
-            state.settled(stamp.drafter_version, arm, len(batch.reqs), [(req.rid, count - 1) for req, count in live])
+            accepted = [(req.rid, count - 1) for req, count in live]
+            state.settled(stamp.drafter_version, arm, len(batch.reqs), accepted, late)
 
 
 def _sampled(batch: Any, result: Any) -> list[int]:

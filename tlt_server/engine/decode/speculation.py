@@ -145,13 +145,13 @@ class Speculation:
             self._selector.launched(arm, batch, cached, now, behind)
             self._choosing += self._reading + time.perf_counter() - now
 
-    def settled(self, batch: int, accepted: Sequence[int]) -> None:
-        """A decode step's result is on the CPU: accepted drafts of each request that counts."""
+    def settled(self, batch: int, accepted: Sequence[int], late: bool = False) -> None:
+        """A decode step's result is on the CPU: accepted drafts of each request that counts. late: as `Selector`'s."""
         if self._cold_settled:
             self._cold_settled -= 1
         elif self._leads and self._selector is not None:
             now = time.perf_counter()
-            self._selector.settled(batch, accepted, now)
+            self._selector.settled(batch, accepted, now, late)
             self._selecting.append(self._choosing + time.perf_counter() - now)
             self._choosing = 0.0
 

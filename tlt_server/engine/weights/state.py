@@ -102,11 +102,11 @@ class EngineState:
             self.events.add("drafter_refused", version=trainer.refused, why=trainer.reason)
 
     def settled(
-        self, drafter_version: int | None, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]]
+        self, drafter_version: int | None, arm: Arm | None, batch: int, accepted: Sequence[tuple[str, int]], late: bool
     ) -> None:
         """A decode step was settled: its drafter and arm (None: off) at launch, requests in its batch, and accepted
-        drafts of each request that counts."""
-        self.speculation.settled(batch, [count for _, count in accepted])
+        drafts of each request that counts. late: its result had been there before."""
+        self.speculation.settled(batch, [count for _, count in accepted], late)
         if arm is None or arm.of_history or not accepted:
             return
         assert self.drafter is not None
