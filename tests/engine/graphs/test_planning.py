@@ -313,7 +313,7 @@ def test_drafting_plans_what_upstreams_kernel_writes(
 
 
 def test_one_plan_is_made_for_all_passes_of_a_draft_where_one_holds() -> None:
-    """Each costs the CPU as much as a pass costs a GPU."""
+    """Whatever the length: a plan takes the CPU time that a short step does not have."""
     planned = {length: _plans_of_a_draft([length], passes=4) for length in range(1, 40)}
     # where a length is of one chunk in the first pass and of two in the last, no size of chunks does for both
     crossing = range(CHUNK - 3, CHUNK)

@@ -1,8 +1,8 @@
 """One plan for all of the drafter's passes of a step, as planning.py makes them.
 
-A pass of a draft is decoding of one token for each branch, and flashinfer wants a plan for each, whose making takes
-the CPU longer than the pass takes the GPU. But passes differ by one key of each branch, and a plan mostly holds for
-all of them, as lengths.py says: it is made once, and copied on the GPU to where each pass has its own.
+A pass of a draft is decoding of one token for each branch, and flashinfer wants a plan for each, whose making may take
+the CPU longer than the pass takes the GPU. But passes differ by one key of each branch, and a plan mostly holds for all
+of them, as lengths.py says: it is made once, and copied on the GPU to where each pass has its own.
 """
 
 from collections.abc import Sequence
