@@ -1,6 +1,9 @@
 """What Triton would compile in the middle of a rollout: each of upstream's kernels is called as it asks, with every
 constant that a step can have. Kernels need a GPU: stand-ins note how they are called."""
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from inspect import signature
@@ -62,3 +65,37 @@ def test_no_request_gets_a_place(calls: dict[str, list[dict[str, Any]]]) -> None
     compile_kernels(WORKER, {CHAIN: 4}, largest=4)
     for call in calls["assign_req_to_token_pool_func"]:
         assert call["start_offset"].equal(call["end_offset"])
+
+
+INTERPRETED = """
+from types import SimpleNamespace
+from tlt_server.engine.cpu.torchvision import mend_torchvision
+mend_torchvision()
+import torch
+from sglang.kernels.ops.speculative import cache_locs, eagle
+from sglang.srt.mem_cache import allocation
+from sglang.srt.speculative import spec_utils
+from tlt_server.config import Arm
+from tlt_server.engine.graphs.compiled import compile_kernels
+
+for module in (cache_locs, eagle, allocation, spec_utils):
+    module._is_cpu, module._is_cuda = False, True
+moved = []
+cache = SimpleNamespace(move_kv_cache=lambda to, come_from: moved.append(torch.cat((to, come_from))))
+table = torch.zeros(16, 128, dtype=torch.int32)
+worker = SimpleNamespace(
+    device="cpu",
+    req_to_token_pool=SimpleNamespace(req_to_token=table),
+    token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: cache),
+)
+compile_kernels(worker, {Arm(3, 1, 4): 64, Arm(5, 4, 16): 8, Arm(15, 1, 16): 4}, 64)
+print(len(moved), table.any().item(), torch.cat(moved).any().item())
+"""
+
+
+@pytest.mark.slow
+def test_as_upstreams_kernels_are_written_only_place_0_is_read_and_nothing_is_written() -> None:
+    """By Triton's interpreter, which must be there before they are imported."""
+    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
+    ended = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert ended.stdout.splitlines()[-1:] == ["4 False False"], ended.stderr
