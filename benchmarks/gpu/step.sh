@@ -9,11 +9,11 @@
 # muted       muted, likewise                                                   210
 # seed        off, static, frozen, again, and replays, of 14 steps              440
 # modes       off, frozen: on_policy, offload, one_step_off, partial            130 + 15 x (8 + 10 + 6 + 6) = 580
-# long        off, static, frozen: long responses, activations computed again   660, estimated
-# longonline  online, likewise; longmuted: muted                                320; not measured
+# long        off, static, frozen: long responses, activations computed again   700, estimated
+# longonline  online, likewise; longmuted: muted                                350
 # change      off, frozen, online: the task changes                             900, estimated
 # 8x8         off, frozen: larger steps, as 16x8                                130 + 20 x (5 + 3) = 290; 430, estimated
-# apart       off, frozen, online, on two GPUs; and one step off                not measured
+# apart       off, frozen, online, on two GPUs; and one step off                600, estimated
 # join        one result of the parts that are there
 #
 # Where FLASHINFER_WORKSPACE_BASE is empty, the first part compiles attention for five minutes beside three others'.

@@ -122,14 +122,14 @@ class Server(End):
 
 
 class Trainer(End):
-    """A sender. heard: what its servers said. tree: of its tree."""
+    """A sender. heard: what its servers said. others: of its arguments."""
 
     def __init__(
-        self, address: str = ANY_PORT, clock: Clock = time.monotonic, curve: CurveKeys | None = None, **tree: Any
+        self, address: str = ANY_PORT, clock: Clock = time.monotonic, curve: CurveKeys | None = None, **others: Any
     ) -> None:
         super().__init__(Link(address, READS_TO_TRAINER, curve=curve))
         self.heard: list[tuple[str, Hello]] = []
-        self.sender = Sender(self.link, MODEL, lambda *heard: self.heard.append(heard), clock, CHUNK, **tree)
+        self.sender = Sender(self.link, MODEL, lambda *heard: self.heard.append(heard), clock, CHUNK, **others)
         self.publish = self.sender.publish
 
     def step(self) -> None:

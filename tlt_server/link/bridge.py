@@ -159,7 +159,7 @@ class Bridge:
         self._receiver.change(load=self._load)
 
     async def _time(self) -> None:
-        """What steps took. Asked for while requests run, it costs a step some milliseconds where cores are few."""
+        """What steps took, for a trainer that goes by it: a server that decodes answers between two of them."""
         if self._receiver.wants_times and self._is_connected and self._load:
             found = await self._client.step_times()
             self._receiver.change(decoded_s=found.decoded_s, usual_s=found.usual_s)

@@ -78,9 +78,7 @@ class Selector:
             return
         pull, seconds = found
         expected = self._estimates.seconds(pull.arm, batch, pull.cached)
-        took, own = self._told(pull, seconds, expected)
-        if late and not self._under_way.followed_by(pull.arm):
-            own = None
+        took, own = self._told(pull, seconds, expected, late)
         self._estimates.observe(pull.arm, accepted, expected, own)
         if seconds is not None and not pull.reads:
             bucket = self._buckets.index(batch)
@@ -166,11 +164,14 @@ class Selector:
             arms.append(schemas.ArmReport(to_client(arm), int(pulls), seconds, median, rate, length, 1000 * step_s))
         return schemas.BucketReport(first, last, to_client(self.table().arm(first)), tuple(arms))
 
-    def _told(self, pull: Pull, seconds: float | None, expected: float) -> tuple[float | None, float | None]:
+    def _told(
+        self, pull: Pull, seconds: float | None, expected: float, late: bool
+    ) -> tuple[float | None, float | None]:
         """Seconds of a step with what the drafter read first, and those that were its arm's doing; None: unknown.
 
         The launch of a step that reads first waits for that, under overlap within the time of the step before: what
-        that took more than expected is the reading's.
+        that took more than expected is the reading's. A late step's time is the launch of the next one, an arm's own
+        where that has the same.
         """
         over, self._over = self._over, None
         if seconds is None:
@@ -181,7 +182,8 @@ class Selector:
             self._estimates.read(pull.behind, seconds + over - expected)
             return seconds + over, None
         self._over = seconds - expected
-        return seconds, None if self._under_way.waits_for_reading else seconds
+        is_next_ones = self._under_way.waits_for_reading or (late and not self._under_way.followed_by(pull.arm))
+        return seconds, None if is_next_ones else seconds
 
     def _begin(self) -> None:
         """With these settings, all but what is learned anew."""

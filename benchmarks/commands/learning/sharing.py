@@ -124,7 +124,7 @@ def at_once(multiprocessors: int, folder: Path) -> Iterator[dict[str, str]]:
     os.environ |= of
     running = subprocess.Popen([daemon, "-f"], start_new_session=True)
     try:
-        time.sleep(1.0)
+        time.sleep(1.0)  # where it cannot serve, it ends at once
         if (code := running.poll()) is not None:
             raise ConfigError(f"{daemon} ended with exit status {code}: another daemon may use this GPU")
         yield {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(multiprocessors), "CUDA_MPS_CLIENT_PRIORITY": "1"}
