@@ -5,13 +5,14 @@ import os
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 HERE = Path(__file__).parent
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import cpu_workers  # noqa: E402
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), patch.dict(os.environ):  # other tests' processes inherit what this one has
     warnings.simplefilter("ignore")
     cpu_workers.prepare()
     import ray  # noqa: F401
