@@ -38,7 +38,6 @@ class Bandit:
         self._step = self._due = 0
         self._new_weights = True  # since the last exploration
         self._pulled: dict[Choice, int] = {}  # the newest step of each arm
-        self._late = False  # as the newest step was settled
         self._unread = False  # whether the newest step was an exploration of off, after which the drafter reads
         self._bucket = -1  # of the newest decision
         self._looks: list[Choice] = []  # exploration steps that are to come there
@@ -70,7 +69,6 @@ class Bandit:
             seconds: since the result before. took: the step, with what the drafter read first. None: not known.
             late: its time was the launch of the next one.
         """
-        self._late = late
         if seconds is not None:
             self._same_weights_s += seconds
             self._left = min(self._left + self._share * seconds, self._share * SAVED_S)
@@ -87,14 +85,14 @@ class Bandit:
         bucket = self._buckets.index(pull.batch)
         if bucket != self._bucket or self._step >= self._due:
             self._bucket, self._due, self._looks = bucket, self._step + EVERY, []
-            self._decide(pull.batch, pull.cached)
+            self._decide(pull.batch, pull.cached, late)
             self._show()
 
     def weights_changed(self) -> None:
         """Another target or drafter: explores with what was laid by for that."""
         self._same_weights_s, self._new_weights = 0.0, True
 
-    def _decide(self, batch: int, cached: int) -> None:
+    def _decide(self, batch: int, cached: int, late: bool) -> None:
         arms, active = self._buckets.all[self._bucket].arms, self._active[self._bucket]
         if len(arms) == 1:
             return
@@ -114,7 +112,7 @@ class Bandit:
             # beside off a step begins with reading, or the next one does, and a late one takes what the launch of the
             # next one takes: of two, one tells what it takes. Of new weights it is in question what is accepted, of
             # which one tells
-            steps = 2 if arm is None or self._late or (active is None and not self._new_weights) else 1
+            steps = 2 if arm is None or late or (active is None and not self._new_weights) else 1
             lost = steps * self._lost(arm, batch, cached, self._estimates.seconds(arm, batch, cached))
             lost = min(lost + self._estimates.reading(batch * steps), self._share * SAVED_S)
             if self._left - self._share * min(LAID_BY * self._same_weights_s, RESERVED_S) >= lost > 0:
