@@ -31,6 +31,8 @@ SEVERAL = [word for a in ARMS for word in ("--arm", f"{a.num_steps},{a.topk},{a.
 TRAINER = "tcp://of.the.tests:1"
 """Stands for an address of `Servers`: of a trainer whose control link nobody listens to; features go without it."""
 TAPPED = ["--trainer", TRAINER, "--chunked-prefill-size", "16"]
+ALL = ["--random-seed", "7", "--load-snapshot-publish-interval", "1"]
+"""Every server's; what it says of its load is then as old as its last step, instead of 15."""
 HERE = Path(__file__).parent
 SWITCHING = {
     "eagle-arms": [*SEVERAL, *TAPPED],
@@ -99,7 +101,7 @@ class Servers:
             self.close()
             log = self._logs / f"server-{self._started}.log"
             starting = warm_process(
-                [*(self.trainer if word == TRAINER else word for word in flags), "--random-seed", "7"],
+                [*(self.trainer if word == TRAINER else word for word in flags), *ALL],
                 log,
                 RANKS_APART if "--tp-size" in flags else None,
             )

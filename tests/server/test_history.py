@@ -12,6 +12,7 @@ from tlt_client import BadRequest, Client, Rollout, SamplingParams, StrategyUpda
 from tlt_client.schemas import Arm, HistoryLoad, SelectionBucket
 
 from benchmarks.lib.reload.trainer import Trainer
+from tests.link.processes import until
 from tests.server.conftest import PROMPTS
 from tests.server.test_one_sample import KINDS, check
 from tests.server.trainer import noisy
@@ -199,7 +200,8 @@ def test_a_server_that_keeps_none(client: Client) -> None:
 def aborted_and_continued(client: Client, reference: Reference, prompt: str, sampling: SamplingParams) -> Rollout:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.generate, prompt, sampling, rid=f"broken-off-{random.random()}")
-        time.sleep(0.15)
+        until(lambda: client.load().running == 1)
+        time.sleep(0.1)
         client.abort_all()
         part = running.result()
     return client.continue_rollout(part, list(reference.tokens(prompt)), sampling)

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def test_a_drafter_takes_over_while_rollouts_run(client: Client, address: str, t
         version = client.drafter().newest + 1
 
         def publish() -> None:
-            time.sleep(0.2)
+            until(lambda: client.load().running == 8)
             trainer.publish(version, good, trained_on=0)
 
         given = while_running(lambda: client.generate_batch(PROMPTS[:8], LONG), publish)

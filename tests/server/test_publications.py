@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import PROMPTS
-from tests.server.trainer import Trainer, buckets, noisy, tensors_of, while_running
+from tests.server.trainer import Trainer, buckets, noisy, tensors_of, until_under_way, while_running
 from tlt_server.demo import default_paths
 
 pytestmark = pytest.mark.server("eagle-chain")
@@ -71,7 +71,7 @@ def test_a_slime_step_is_one_publication(trainer: Trainer, moved: Path) -> None:
     published = Publications(trainer)
 
     def step() -> None:
-        time.sleep(0.5)
+        until_under_way(trainer, len(PROMPTS))
         trainer.post("/pause_generation").raise_for_status()
         until_flushed(trainer)
         for i, part in enumerate(parts):
@@ -101,7 +101,7 @@ def test_an_areal_step_is_one_publication(trainer: Trainer) -> None:
     published = Publications(trainer)
 
     def step() -> None:
-        time.sleep(0.5)
+        until_under_way(trainer, len(PROMPTS))
         trainer.post("/pause_generation").raise_for_status()
         trainer.post("/pause_generation", mode="in_place").raise_for_status()
         for part in parts:
@@ -123,7 +123,7 @@ def test_a_miles_step_is_one_publication(trainer: Trainer, moved: Path, mode: st
     before = target_now(trainer)
 
     def step() -> None:
-        time.sleep(0.5)
+        until_under_way(trainer, len(PROMPTS))
         trainer.post("/pause_generation", mode=mode).raise_for_status()
         if mode == "retract":
             trainer.http.get("/flush_cache")

@@ -17,7 +17,7 @@ import torch
 
 from tests.server.areal import BUILDERS, HttpRequest, Rollout
 from tests.server.conftest import PROMPTS
-from tests.server.trainer import Tensors, Trainer, buckets, noisy, tensors_of
+from tests.server.trainer import Tensors, Trainer, buckets, noisy, tensors_of, until_under_way
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 from tlt_server.process import free_port
@@ -72,10 +72,6 @@ def until_requests(trainer: Trainer, wanted: Callable[[int], bool], within_s: fl
     while not wanted(requests_at(trainer)):
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def until_under_way(trainer: Trainer) -> None:
-    until_requests(trainer, lambda count: count > 0)
 
 
 def send_by(trainer: Trainer, transport: str, tensors: Tensors, **fields: Any) -> None:
@@ -163,7 +159,7 @@ def test_loads_are_told_during_a_pause(trainer: Trainer) -> None:
     """slime aborts until there are none."""
     with ThreadPoolExecutor(1) as pool:
         rollouts = pool.submit(generate, trainer)
-        until_under_way(trainer)
+        until_under_way(trainer, 4)
         made(trainer, "pause_generation", mode="retract")
         try:
             until_requests(trainer, lambda count: count == 4)

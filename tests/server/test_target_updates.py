@@ -1,6 +1,5 @@
 """Target updates by every route: the target changes, alone, whole or not at all, whatever runs meanwhile."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from tlt_client import Client, SamplingParams
 
 from tests.server.conftest import PROMPTS, greedy
-from tests.server.trainer import DRAFTERS, Tensors, Trainer, changed, noisy, tensors_of, while_running
+from tests.server.trainer import DRAFTERS, Tensors, Trainer, changed, noisy, tensors_of, until_under_way, while_running
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
 from tlt_server.demo.reference import Reference
@@ -180,7 +179,7 @@ def test_a_flush_with_requests_running(trainer: Trainer, url: str, mode: str) ->
 
     def updates() -> None:
         for _ in range(3):
-            time.sleep(0.15)
+            until_under_way(trainer, len(PROMPTS))
             trainer.post("/pause_generation", mode=mode).raise_for_status()
             send(trainer, "disk", TARGET)  # flush_cache is true where nothing is said
             trainer.post("/continue_generation").raise_for_status()

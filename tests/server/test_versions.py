@@ -9,7 +9,7 @@ import torch
 from tlt_client import Client, SamplingParams, VersionConflict
 
 from tests.server.conftest import PROMPTS
-from tests.server.trainer import DRAFTERS, Trainer, noisy, tensors_of, while_running
+from tests.server.trainer import DRAFTERS, Trainer, noisy, tensors_of, until_under_way, while_running
 from tlt_server.demo import default_paths
 from tlt_server.demo.reference import Reference
 
@@ -41,7 +41,8 @@ def test_every_token_is_credited_to_the_weights_that_sampled_it(
 
     def updates() -> None:
         for k, model in enumerate(targets[1:], 1):
-            time.sleep(0.35)
+            until_under_way(trainer, 8)
+            time.sleep(0.2)
             trainer.post("/pause_generation", mode="retract").raise_for_status()
             trainer.tensor(tensors_of(model), weight_version=f"target {k}").raise_for_status()
             trainer.post("/continue_generation").raise_for_status()

@@ -1,6 +1,5 @@
 """Hot reload where a server is several processes: every rank changes, or none; every replica answers for itself."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from tlt_client import Client, SamplingParams, StrategyUpdate
 from tlt_client.schemas import Arm
 
 from tests.server.conftest import PROMPTS, greedy
-from tests.server.trainer import Trainer, changed, copied, noisy, shuffled, tensors_of, while_running
+from tests.server.trainer import Trainer, changed, copied, noisy, shuffled, tensors_of, until_under_way, while_running
 from tlt_server.demo import default_paths, eagle3_path
 from tlt_server.demo.reference import Reference
 
@@ -125,7 +124,7 @@ def test_all_replicas_lend_or_none(trainer: Trainer) -> None:
     before = trainer.http.get("/tlt/v1/events").json()
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(trainer.http.post, "/generate", json=long)
-        time.sleep(0.2)
+        until_under_way(trainer)
         assert trainer.post("/release_memory_occupation", tags=["weights"]).status_code == 409
         assert trainer.post("/release_memory_occupation", tags=["wights"]).status_code == 400
         with Client(str(trainer.http.base_url)) as client:

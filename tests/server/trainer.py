@@ -1,5 +1,6 @@
 """What the tests of hot reload share: their servers, and what runs beside an update."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = [
     "noisy",
     "shuffled",
     "tensors_of",
+    "until_under_way",
     "while_running",
 ]
 
@@ -31,3 +33,15 @@ def while_running(work: Callable[[], Any], meanwhile: Callable[[], None]) -> Any
         result = pool.submit(work)
         meanwhile()
         return result.result()
+
+
+def until_under_way(trainer: Trainer, requests: int = 1) -> None:
+    """Until a step of that many has been taken since this was called; what a server says is as old as its last step."""
+    since = time.time()
+    deadline = since + 30
+    while True:
+        loads = trainer.http.get("/v1/loads?include=core").raise_for_status().json()["loads"]
+        if sum(load["num_running_reqs"] for load in loads if load["timestamp"] > since) >= requests:
+            return
+        assert time.time() < deadline, loads
+        time.sleep(0.01)
