@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from benchmarks.lib.fleet.stand_in import write_checkpoint
@@ -65,6 +66,11 @@ class Fleet:
         os.kill(self.processes[name].pid, how)
         if how == signal.SIGKILL:
             self.processes[name].wait()
+
+    def await_stopped(self, name: str) -> None:
+        """By a fault of its own."""
+        process = psutil.Process(self.processes[name].pid)
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
 
     # -- the front --
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -191,7 +190,7 @@ def test_a_front_that_went_in_the_middle_asks_its_members(fleet: Fleet, at: str)
         fleet.fault("b", "apply", "stop")
     with ThreadPoolExecutor() as pool:
         cut = pool.submit(fleet.publish, 1, "one")
-        time.sleep(0.5)
+        fleet.await_stopped("a")
         fleet.stop()
         cut.exception()
     for name in "ab":

@@ -241,7 +241,8 @@ def test_the_same_call_joins_the_one_under_way(fleet: Fleet) -> None:
     fleet.fault("a", "applied", "stop")
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(fleet.publish, 1, "one") for _ in range(2)]
-        time.sleep(0.3)
+        fleet.await_stopped("a")
+        time.sleep(0.3)  # until the other has come too
         fleet.kill("a")
         assert [each.result().status_code for each in both] == [200, 200]
     assert len(lines(fleet, "b", "wrote")) == 1
