@@ -64,9 +64,9 @@ class Started(NamedTuple):
 
 
 def run(*coroutines: Any) -> list[Any]:
-    """Together, within a time."""
+    """Together, within a time: the first call of an actor that Ray starts waits until it has imported verl."""
 
     async def both() -> list[Any]:
-        return await asyncio.wait_for(asyncio.gather(*coroutines), 60)
+        return await asyncio.wait_for(asyncio.gather(*coroutines), 300)
 
     return asyncio.run(both())
