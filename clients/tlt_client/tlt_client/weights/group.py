@@ -22,7 +22,7 @@ T = TypeVar("T")
 SENT_S = 60.0
 """How long a broadcast may still take here when the server says that it has all of it."""
 LOOK_EVERY = 1e-3
-"""Seconds. By gloo a broadcast waits for ranks that do not receive, whatever becomes of its group."""
+"""Seconds, at most. By gloo a broadcast waits for ranks that do not receive, whatever becomes of its group."""
 LATE_S = 1.5
 """How much later than it is told torch's store gives up, which counts whole seconds. Its thread is waited for: one that
 comes back while the interpreter ends has the whole process aborted ("terminate called without an active exception")."""
@@ -66,6 +66,7 @@ class WeightsUpdateGroup:
 
     def _broadcast_by_gloo(self, data: torch.Tensor) -> None:
         """The group is not let go before: torch waits then, with the GIL held."""
+        began = time.monotonic()
         with _IN_TORCH:
             sending = self._group.broadcast(data, 0)
         while True:
@@ -73,7 +74,7 @@ class WeightsUpdateGroup:
                 if sending.is_completed():
                     sending.wait()
                     return
-            time.sleep(LOOK_EVERY)
+            time.sleep(min(LOOK_EVERY, (time.monotonic() - began) / 10))  # a small tensor takes less
 
     def await_sent(self, sending: "Future[None]") -> None:
         """Raises ConnectionLost: it has failed."""
