@@ -126,7 +126,7 @@ def test_a_scene_can_fail() -> None:
 
 @pytest.mark.slow
 def test_a_batch_drains_as_fast_as_an_oracle_would_have_it() -> None:
-    """The best of all arms at each step, at its context; the issue asks for 0.95 of it."""
+    """The oracle has the best of all arms at each step, at its context."""
     drained = [drain("bandit", seed, 128) for seed in range(6)]
     assert median(each.ratio_to_oracle for each in drained) >= 0.95
     again = [drain("bandit", 10 + seed, 128, learned=each.learned) for seed, each in enumerate(drained)]
