@@ -32,7 +32,7 @@ TRAINER = "tcp://of.the.tests:1"
 """Stands for an address of `Servers`: of a trainer whose control link nobody listens to; features go without it."""
 TAPPED = ["--trainer", TRAINER, "--chunked-prefill-size", "16"]
 ALL = ["--random-seed", "7", "--load-snapshot-publish-interval", "1"]
-"""Every server's; what it says of its load is then as old as its last step, instead of 15."""
+"""Of every configuration; what a server says of its load is then as old as its last step, instead of 15."""
 HERE = Path(__file__).parent
 SWITCHING = {
     "eagle-arms": [*SEVERAL, *TAPPED],

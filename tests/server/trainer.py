@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.lib.reload.trainer import Trainer
 from benchmarks.lib.reload.weights import Tensors, buckets, changed, copied, noisy, shuffled, tensors_of
+from tests.link.processes import until
 from tlt_server.demo import default_paths, eagle3_path
 
 __all__ = [
@@ -38,10 +39,9 @@ def while_running(work: Callable[[], Any], meanwhile: Callable[[], None]) -> Any
 def until_under_way(trainer: Trainer, requests: int = 1) -> None:
     """Until a step of that many has been taken since this was called; what a server says is as old as its last step."""
     since = time.time()
-    deadline = since + 30
-    while True:
+
+    def running() -> int:
         loads = trainer.http.get("/v1/loads?include=core").raise_for_status().json()["loads"]
-        if sum(load["num_running_reqs"] for load in loads if load["timestamp"] > since) >= requests:
-            return
-        assert time.time() < deadline, loads
-        time.sleep(0.01)
+        return sum(load["num_running_reqs"] for load in loads if load["timestamp"] > since)
+
+    until(lambda: running() >= requests, 30)
