@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.layers.attention import flashinfer_backend
 
-from tlt_server.engine.graphs import planning, prefills
+from tlt_server.engine.graphs import prefills
 
 MOST = 8
 REQUESTS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=MOST)
@@ -81,7 +81,7 @@ def _without_a_gpu() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flashinfer_backend, "create_flashinfer_kv_indices_triton", Kernel())
-        patch.setattr(planning, "_mark", lambda: SimpleNamespace(synchronize=lambda: None))
+        patch.setattr(prefills, "_mark", lambda: SimpleNamespace(synchronize=lambda: None))
         yield
 
 

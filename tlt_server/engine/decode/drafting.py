@@ -11,7 +11,6 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from tlt_server.config import ServerConfig
 from tlt_server.engine.decode.history import Histories
-from tlt_server.engine.graphs.lengths import Lengths
 from tlt_server.engine.sampling.drafts import DraftNoise
 from tlt_server.engine.sampling.logits import keep_type
 from tlt_server.engine.weights.vocabulary import DraftVocabulary, draft_vocabulary
@@ -27,7 +26,8 @@ class Drafting(EagleDraftWorker):
     is going to choose by.
 
     widest: in branches, of all arms.
-    noise: of the batch; from `add_noise` on. lengths: the worker's.
+    noise: of the batch; from `add_noise` on.
+    most_keys: of all requests together, where the CPU does not know lengths.
     of_history: whether the active arm's drafts come out of `history`, and no pass is run for them.
     drafts: whether there is a drafter.
     vocabulary: the part of the target's that it proposes of; None: all, or what the drafter came with.
@@ -39,7 +39,7 @@ class Drafting(EagleDraftWorker):
     history: Histories | None = None
     vocabulary: DraftVocabulary | None = None
     noise: DraftNoise
-    lengths: Lengths
+    most_keys: int | None = None
     topk: int
     speculative_num_steps: int
     speculative_num_draft_tokens: int
@@ -95,7 +95,7 @@ class Drafting(EagleDraftWorker):
     def draft(self, batch: Any) -> Any:
         knows = batch.seq_lens_cpu is not None
         if not knows:
-            batch.seq_lens_sum = self.lengths.total  # what the mask of a tree takes, at most
+            batch.seq_lens_sum = self.most_keys  # what the mask of a tree takes, at most
         drafted = draft_from_history(self, batch) if self.of_history else self._draft(batch)
         if not knows:
             batch.seq_lens_sum = None  # other passes count further tokens

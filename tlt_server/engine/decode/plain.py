@@ -24,8 +24,8 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from tlt_server.engine.decode.missed import Missed
 from tlt_server.engine.decode.undrafted import no_proposal
 from tlt_server.engine.decode.verify import forbid_early_stop
+from tlt_server.engine.graphs.attention import attend_decodes
 from tlt_server.engine.graphs.capture import changed
-from tlt_server.engine.graphs.planning import plan_decodes
 from tlt_server.engine.graphs.workspace import trim
 from tlt_server.engine.sampling.logits import as_read
 
@@ -44,7 +44,7 @@ class PlainSteps:
             runner.server_args = changed(runner.server_args, return_hidden_states_mode="full")
         runner.attn_backend = runner._get_attention_backend()  # with the workspace that all passes take turns in
         trim(runner.attn_backend)
-        plan_decodes(runner.attn_backend, worker.lengths)
+        attend_decodes(runner.attn_backend)
         # override: it keeps the runner that it was made for
         runner.eager_runner = EagerRunner(runner)
         runner.init_decode_cuda_graph()

@@ -22,10 +22,9 @@ from tlt_server.engine.decode.routed import routed_experts
 from tlt_server.engine.decode.timing import pass_timings, tell, timings
 from tlt_server.engine.decode.verify import prepare_last, settle_greed
 from tlt_server.engine.features.tap import Tap, tap_of
+from tlt_server.engine.graphs.attention import replaceable
 from tlt_server.engine.graphs.capture import Graphs, draft_context
 from tlt_server.engine.graphs.compiled import compile_kernels
-from tlt_server.engine.graphs.lengths import Lengths
-from tlt_server.engine.graphs.planning import plannable
 from tlt_server.engine.ranks import of_first
 from tlt_server.engine.sampling.filters import compile_filters
 from tlt_server.engine.sampling.logits import keep_type
@@ -50,7 +49,6 @@ class EagleWorker(EAGLEWorkerV2):
     table: the arm of each batch size. Changed between two steps only, on all ranks alike.
     speculation: is told of each step; None before the scheduler has one.
     tap: None where no features are taken.
-    lengths: of the batch, where the step before still runs.
     history: None where no arm drafts from it.
     """
 
@@ -78,7 +76,6 @@ class EagleWorker(EAGLEWorkerV2):
         self._draft_worker.widest = self.topk
         keep_type(self._target_worker.model_runner)
         self._draft_worker.add_noise()
-        self.lengths = self._draft_worker.lengths = Lengths()
         self._in_flight = 0  # tokens of a request that the step before gives at most
         config = ServerConfig.from_environment()
         self.finds_arms = config.finds_arms and len(self.all_arms) > 1
@@ -112,14 +109,14 @@ class EagleWorker(EAGLEWorkerV2):
         self.table = pinned_table(self.all_arms[0], self.captured)
 
     def _run_ahead(self) -> None:
-        """Lets the scheduler launch a step while the one before runs, where all passes can be planned for what their
-        lengths are at most. SGLang has them read back first for what it counts by them, and for pictures' positions."""
+        """Lets the scheduler launch a step while the one before runs, where all passes read lengths on the GPU. SGLang
+        has them read back first for what it counts by them, and for pictures' positions."""
         args, of = self.server_args, self._target_worker.model_config
         backends = [each for each in self.spec_v2_attn_backends if each is not None]
-        if args.enable_forward_pass_metrics or of.is_multimodal or not all(map(plannable, backends)):
+        if args.enable_forward_pass_metrics or of.is_multimodal or not all(map(replaceable, backends)):
             return
         for each in backends:
-            # override: lengths on the CPU are `Lengths`; upstream asks once, after this
+            # override: on the CPU no graph needs lengths; upstream asks once, after this
             each.needs_cpu_seq_lens = False
 
     def _keep_history(self, slots: int) -> None:
@@ -169,7 +166,7 @@ class EagleWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return self._prefill(batch, on_publish, grammar_barrier)
         arm = self.table.arm(len(batch.reqs))
-        self.lengths.forget()
+        self._draft_worker.most_keys = None
         behind = self._catch_up(batch, arm)
         if self.history is not None:
             self.history.settle()
@@ -256,14 +253,14 @@ class EagleWorker(EAGLEWorkerV2):
         return sum(behind)
 
     def _know_lengths(self, batch: Any, arm: Choice, counted: list[int]) -> None:
-        """For a step's plans: the scheduler has counted all tokens but those of one step at most, the one before."""
+        """On the CPU, as far as a step needs them: all tokens are counted but those of the step before, at most."""
         if batch.seq_lens_cpu is not None:
             return
         graphs = self._plain.in_graphs if arm is None else self._arms.in_graphs(arm)
         if len(batch.reqs) > graphs:
             _wait_for_lengths(batch)
         else:
-            self.lengths.tell(counted, self._in_flight)
+            self._draft_worker.most_keys = sum(counted) + len(counted) * self._in_flight
 
     def _read_between(self, batch: Any, missed: Missed, behind: list[int]) -> None:
         """Before a plain step, where a smaller batch would be drafted for."""

@@ -16,9 +16,8 @@ import torch
 from tlt_client import schemas
 
 from tlt_server.config import Arm, GraphSharing
-from tlt_server.engine.graphs.draft_plans import plan_drafts
+from tlt_server.engine.graphs.attention import attend_drafts, attend_extends, attend_verification
 from tlt_server.engine.graphs.memory import Captures
-from tlt_server.engine.graphs.planning import plan_extends, plan_verification
 from tlt_server.engine.graphs.workspace import trim
 from tlt_server.engine.ranks import lowest
 from tlt_server.strategy.arms import DRAFT_EXTEND, DRAFTING, VERIFICATION, alike, is_chain
@@ -61,7 +60,6 @@ class Graphs:
 
     def __init__(self, worker: Any, arms: Sequence[Arm], sharing: GraphSharing, budget: float | None = None) -> None:
         self._draft, self._target = worker.draft_worker, worker.target_worker.model_runner
-        self._lengths = worker.lengths
         self._runners = (self._target, self._draft.draft_runner)
         self._every = _captured_sizes(self._target)
         self.captures = Captures(sharing)
@@ -130,7 +128,7 @@ class Graphs:
 
         with self._making(VERIFICATION, arm, arm.num_draft_tokens) as made:
             attention = self._trimmed(self._target._get_attention_backend())
-            plan_verification(attention, arm.num_draft_tokens, self._lengths, chain=is_chain(arm))
+            attend_verification(attention, arm.num_draft_tokens, chain=is_chain(arm))
             if self._every:
                 runner = DecodeCudaGraphRunner(
                     self._target,
@@ -153,7 +151,7 @@ class Graphs:
             attention = self._trimmed(self._backends(arm).create_decode_backend())
             # override: the graph runner captures what the draft worker holds
             draft.draft_attn_backend = draft.draft_runner.draft_attn_backend = attention
-            plan_drafts(attention, self._lengths)
+            attend_drafts(attention)
             if attention is not None and self._every:
                 made.append(EAGLEDraftCudaGraphRunner(draft))
         return Pass(attention, *made or [None])
@@ -166,7 +164,7 @@ class Graphs:
 
         with self._making(DRAFT_EXTEND, arm, arm.path) as made:
             attention = self._trimmed(self._backends(arm).create_draft_extend_backend())
-            plan_extends(attention, arm.path, self._lengths)
+            attend_extends(attention)
             if self._every and _can_extend_in_graph(attention):
                 made.append(DraftExtendGraphs(self._draft, draft_extend_attn_backend=attention))
         return Pass(attention, *made or [None])

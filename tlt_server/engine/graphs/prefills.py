@@ -4,20 +4,21 @@ SGLang has flashinfer read all lengths back from the GPU, five times for a prefi
 runs, and the drafter's prefill for the target's, where the CPU could go ahead. flashinfer takes lengths on the CPU too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
-from tlt_server.engine.graphs.planning import Turns, ends_of, plannable
+from tlt_server.engine.graphs.attention import replaceable
 
 
 def plan_prefills(attention: Any) -> None:
     """Passes over any number of new tokens of each request."""
-    for backend in plannable(attention):
+    for backend in replaceable(attention):
         updater = backend.indices_updater_prefill
-        # override: as in plan_verification
+        # override: it is told lengths on the CPU
         updater.update = Prefills(updater, backend.prefill_wrappers_paged)
 
 
@@ -61,3 +62,36 @@ class Prefills:
             queries, keys = self._ends
             last = torch.ones(len(last), dtype=torch.int32)  # tokens of the last page, each of one
         plan(queries, keys, places, last, *args, **named)
+
+
+class Turns:
+    """Lets a plan be made once the one before has left the memory that both are copied to the GPU from.
+
+    SGLang waited for the GPU in every step, and so for that. Here nothing else does, and a GPU that another process
+    uses too may be late.
+    """
+
+    def __init__(self) -> None:
+        self._copied: Any = None
+
+    @contextmanager
+    def next(self) -> Iterator[None]:
+        """Within, a plan is made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        yield
+        self._copied = _mark()
+
+
+def ends_of(lens: torch.Tensor) -> torch.Tensor:
+    """[n] int32 lengths to [n + 1] int32: where each begins, and where the last one ends."""
+    ends = torch.zeros(len(lens) + 1, dtype=torch.int32)
+    torch.cumsum(lens, 0, dtype=torch.int32, out=ends[1:])
+    return ends
+
+
+def _mark() -> Any:
+    """An event at the end of what the GPU has to do now."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
