@@ -71,8 +71,10 @@ for stage in "$@"; do
     eagle3) measure accept_length_2 accept_length "${long[@]}" --natural --eagle3 ;;
     simulated) measure accept_length_3 accept_length "${long[@]}" ;;
     context) measure context.h200 context "${long[@]}" ;;
-    natural_1) measure natural_1 strategy "${long[@]}" "${peer[@]}" --natural --batches 1 8 32 64 ;;
-    natural_128) measure natural_128 strategy "${long[@]}" "${peer[@]}" --natural --batches 128 256 ;;
+    natural_1) measure natural_1 strategy "${long[@]}" "${peer[@]}" --natural --rounds "${ROUNDS:-3}" \
+      --batches 1 8 32 64 ;;
+    natural_128) measure natural_128 strategy "${long[@]}" "${peer[@]}" --natural --rounds "${ROUNDS:-3}" \
+      --batches 128 256 ;;
     natural_drain_*) measure "$stage" drain "${long[@]}" "${peer[@]}" --natural --requests "${stage##*_}" \
       --rounds "${ROUNDS:-3}" ;;
     *) echo "strategy.sh: $stage: not a stage" >&2; exit 2 ;;
