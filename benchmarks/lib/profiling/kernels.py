@@ -26,6 +26,7 @@ ATTENTION, ACTIVATION, MATMUL = "attention", "activation", "matmul"
 # The first that matches decides. Names are of SGLang 0.5.17's kernels, flashinfer's, cuBLAS's, PyTorch's and triton's.
 _PATTERNS = [
     (ATTENTION, r"PagedKVCache|PagedAttention|RaggedKV|MergeState|_fwd_grouped_kernel|_fwd_kernel|flash_fwd|FlashAttn"),
+    (ATTENTION, r"^(_attend|_merge|_collect_tails)$"),
     (MATMUL, r"nvjet|gemm|gemv|cutlass.*Kernel|splitKreduce"),
     (ACTIVATION, r"act_and_mul"),
     ("elementwise", r"[nN]orm|rope|Rotary|indexSelect|CUDAFunctor_add<c10::BFloat16>"),
