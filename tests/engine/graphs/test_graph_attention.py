@@ -38,7 +38,7 @@ OF_7B = {"GROUP": 7, "HEADS": 4, "CAPPED": False} | SHARED
 def _attend(tile: int, words: int) -> tuple[str, dict[str, Any], dict[str, int]]:
     cut = attention_kernels.CUTS[tile]
     constants = OF_7B | {"TILE": tile, "KEYS": cut.keys, "WORDS": words} | ({} if words else {"mask": None})
-    return "_attend", constants, {"num_warps": cut.warps, "num_stages": cut.stages}
+    return "_attend", constants, {"num_stages": cut.stages}
 
 
 MERGE = SHARED | {"KEYS": 64, "PIECES": 64, "EACH": 1}

@@ -22,12 +22,11 @@ class Cut(NamedTuple):
     keys: int
     stages: int
     programs: int
-    warps: int = 4
 
 
-CUTS = {16: Cut(64, 2, 528), 32: Cut(128, 2, 264), 64: Cut(64, 3, 264), 128: Cut(64, 3, 264, warps=8)}
+CUTS = {16: Cut(64, 2, 528), 32: Cut(128, 2, 264), 64: Cut(64, 3, 264)}
 """By queries of a tile, as a tensor core takes them: the fastest that were found on an H200, for batches of 1 to 128,
-340 to 32,768 keys and heads of 128."""
+340 to 32,768 keys and heads of 128. A tile of 128 was no faster than two of 64."""
 MOST_PIECES = 64
 LEAST = 256
 """Keys of a piece, at least: merging costs as much as reading so many."""
@@ -189,7 +188,7 @@ def attend(
         q, k, v, out, parts, sums, table, requests, lens, mask, scale, v_scale, cap, ahead, rows, tail, tiles, pieces,
         table.stride(0), k.stride(0), v.stride(0), 0 if mask is None or len(mask) == 1 else mask.stride(0),
         GROUP=heads // groups, HEADS=groups, TILE=tile, CAPPED=cap > 0, WORDS=0 if mask is None else mask.shape[2],
-        num_warps=cut.warps, num_stages=cut.stages, **shared,
+        num_stages=cut.stages, **shared,
     )  # fmt: skip
     if pieces > 1:
         lines, each = rows * heads, max(1, MOST_PIECES // pieces)
