@@ -54,6 +54,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "losses": (bench_losses.shown, ["losses.cpu2"]),
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
+    "strategy_256": (bench_strategy.table, ["strategy_256.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_512": (bench_drain.table, ["drain_512.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
