@@ -414,3 +414,19 @@ def test_a_batch_that_is_padded_does_not_make_its_arm_seem_slow(seed: int) -> No
         chosen.settled(batch, [1 if arm else 0] * batch, now)
     found = {None if each.arm is None else SHALLOW: each.step_ms for each in chosen.report().buckets[0].arms}
     assert found == pytest.approx({arm: 4 * MS[arm] for arm in found}, rel=0.03)
+
+
+@pytest.mark.parametrize("mode", ["pinned", "bandit"])
+def test_what_a_step_usually_takes_does_not_follow_a_machine_that_others_disturb(mode: str) -> None:
+    """All steps take up to a half longer for some steps, then as before: at the end as at the beginning."""
+    server = Server(selector(), Random(0))
+    server.selector.configure(schemas.StrategyUpdate(mode=mode, pinned=schemas.Arm(3, 1, 4)))
+    ratios = []
+    for _ in range(150):
+        before = server.selector.step_times()
+        for slower in [1.0] * 40 + [1.0 + server.random.random() / 2] * 10:
+            server.slower = dict.fromkeys(MS, slower)
+            server.step(16)
+        after = server.selector.step_times()
+        ratios.append((after.decoded_s - before.decoded_s) / (after.usual_s - before.usual_s))
+    assert fmean(ratios[-30:]) == pytest.approx(fmean(ratios[:30]), rel=0.05)

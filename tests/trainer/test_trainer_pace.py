@@ -88,6 +88,16 @@ def test_the_budget_is_kept_though_times_scatter(
     assert scene.run(60, step_s) < 1.25 * budget + 0.003
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_noisy_machine_does_not_keep_training_from_its_budget(seed: int) -> None:
+    """What else slows rollouts down may seem to be training's doing: it costs no more than the time that it takes."""
+    scene = Scene(0.03, 1.0, scatter=0.8, seed=seed)
+    scene.run(30)
+    trained = scene.trained
+    scene.run(60)
+    assert (scene.trained - trained) / 60 > 0.025
+
+
 def test_before_anything_is_measured_a_second_of_training_counts_as_one_of_decoding() -> None:
     pace = Pace(0.05)
     assert not pace.rests(0.0)

@@ -64,11 +64,13 @@ class Sums:
     """A level that all arms share, at 0, and what each has beside it, of whose sums results tell (Kalman, 1960).
 
     own: of each arm, at first. variance: of the level and of an arm's own, at first. most: that these drift to.
+    told: `mean` when the present arm began: what others have told.
     """
 
     def __init__(self, own: Mapping[Choice, float], variance: tuple[float, float], most: tuple[float, float]) -> None:
         self.part = {arm: part for part, arm in enumerate(own, start=1)}
         self.mean = [0.0, *own.values()]
+        self.told = [*self.mean]
         self._most = [most[0]] + [most[1]] * len(own)
         first = [variance[0]] + [variance[1]] * len(own)
         self.covariance = [[v if i == j else 0.0 for j in range(len(first))] for i, v in enumerate(first)]
@@ -88,6 +90,19 @@ class Sums:
             known = self.covariance[i][i]
             if known < most:
                 self.covariance[i][i] = min(known + (own if i else level), most)
+
+    def jump(self, arm: Choice, by: float, *, both: bool) -> None:
+        """The sum of an arm is another by so much: its own, or as likely the level. Until another arm tells, the arm's
+        own moves by half of the last jump at most: those of a noisy machine would add up.
+        """
+        part = self.part[arm]
+        for i in (0, part) if both else (part,):
+            self.covariance[i][i] += by * by
+        if both:
+            surplus = self.mean[part] + by / 2 - self.told[part]
+            surplus -= max(-abs(by) / 2, min(abs(by) / 2, surplus))
+            self.mean[part] -= surplus
+            self.mean[0] += surplus
 
     def learn(self, arm: Choice, error: float, noise: float) -> float:
         """The sum of an arm was off by so much, with so much variance. Returns the error squared over its mean."""
@@ -132,6 +147,8 @@ class Estimates:
         took = None if seconds is None else log(seconds / expected) + self._times.of(arm)
         if arm != self._newest or self._steps == TOGETHER:
             self.learn()
+        if arm != self._newest:
+            self._times.told = [*self._times.mean]
         self._in_a_row = self._in_a_row + 1 if arm == self._newest else 1
         self._newest = arm
         self._steps += 1
@@ -182,8 +199,7 @@ class Estimates:
             return copysign(most, error)
         error = min(far, key=abs)
         far.clear()
-        for part in (0, self._times.part[arm])[not in_force :]:
-            self._times.covariance[part][part] += error * error
+        self._times.jump(arm, error, both=in_force)
         return error
 
     def weights_changed(self) -> None:
@@ -208,9 +224,9 @@ class Estimates:
         return self._costs.seconds(arm, batch, cached) * exp(self._times.of(arm))
 
     def usual(self, arm: Choice, batch: int, cached: int) -> float:
-        """Likewise, but for what moves all arms' steps now."""
+        """Likewise, by what other arms have told, but for what moves all arms' steps now."""
         times = self._times
-        return self._costs.seconds(arm, batch, cached) * exp(times.mean[times.part[arm]])
+        return self._costs.seconds(arm, batch, cached) * exp(times.told[times.part[arm]])
 
     def rate(self, arm: Choice, batch: int, cached: int) -> float:
         """Expected tokens per second, of all requests together."""
@@ -240,6 +256,7 @@ class Estimates:
                 self._odds.mean[self._odds.part[arm]] = odds
             if part := self._times.part.get(arm):
                 self._times.mean[part], self._times.covariance[part][part] = time, _RESTARTED
+        self._times.told = [*self._times.mean]
 
 
 def lead(arm: Arm) -> float:

@@ -123,26 +123,43 @@ STEPS_KEPT = 512
 """Of training, to be compared with reports: those of a few seconds, were they of some milliseconds each."""
 FAR = 1e3
 """Times as long as expected, or less, that nobody's steps take: a report that says so teaches nothing."""
-USUAL_GAIN, COST_KEPT, SLOWDOWN_KEPT = 0.2, 0.95, 0.98
-"""Of the newest quiet report in what is usual; of what is known of the cost, and of the slow-down, with each report."""
-SURE_S, LEAST_COST = 0.1, 0.05
-"""Seconds of training that a cost of 1 counts for before anything was measured; and the least that is believed."""
+USUAL_GAIN, SCATTER_GAIN, COST_KEPT, SLOWDOWN_KEPT = 0.2, 0.1, 0.95, 0.98
+"""Of the newest quiet report in what is usual, and in its scatter; of what is known of the cost, and of the slow-down,
+with each report."""
+LEAST_COST, COST_SPREAD = 0.05, 0.5
+"""The least that is believed; and how far from 1, the most, a cost may well lie before anything was measured."""
+LEAST_SCATTER_S = 0.03
+"""Of a report, a standard deviation: steps are counted a little before it is heard."""
 
 
 @dataclass
 class _Decoding:
     """What is known of a server. decoded, expected: as it said at `at`. usual: the former over the latter, without
-    training, last seen at `quiet`. lost: seconds beyond that, in `trained` seconds of training; slower: in `all`."""
+    training, last seen at `quiet`; scatter: variance of a report about that, in seconds squared. lost: seconds beyond
+    that, in `trained` seconds of training, of variance `doubt`; slower: in `all`."""
 
     at: float
     decoded: float
     expected: float
     usual: float = 1.0
     quiet: float = -math.inf
+    scatter: float = LEAST_SCATTER_S**2
     lost: float = 0.0
     trained: float = 0.0
+    doubt: float = 0.0
     slower: float = 0.0
     all: float = 0.0
+
+    @property
+    def cost(self) -> float:
+        """Seconds lost for one of training: as measured, as far as that is surer than what is known before, and a
+        standard deviation more.
+        """
+        if not self.trained:
+            return 1.0
+        sure = (COST_SPREAD * self.trained) ** 2
+        sure /= sure + self.doubt
+        return 1.0 + sure * (self.lost / self.trained - 1.0) + COST_SPREAD * math.sqrt(1.0 - sure)
 
 
 class Pace:
@@ -161,9 +178,8 @@ class Pace:
 
     @property
     def cost(self) -> float:
-        """Seconds of decoding for a second of training."""
-        found = ((each.lost + SURE_S) / (each.trained + SURE_S) for each in self._servers.values())
-        return max(LEAST_COST, max(found, default=1.0))
+        """Seconds of decoding for a second of training: one at most."""
+        return min(1.0, max(LEAST_COST, max((each.cost for each in self._servers.values()), default=1.0)))
 
     @property
     def slowdown(self) -> float:
@@ -206,14 +222,18 @@ class Pace:
     def _learn(self, of: _Decoding, took: float, expected: float, now: float) -> None:
         trained = self._trained(of.at, now) * min(1.0, took / (now - of.at))
         if quiet := not self._trained(of.at - LATE_S, now):
-            gain = USUAL_GAIN if of.quiet > -math.inf else 1.0
-            of.usual += gain * (took / expected - of.usual)
+            is_first = of.quiet == -math.inf
+            if not is_first:
+                off = (took - of.usual * expected) ** 2
+                of.scatter = max(LEAST_SCATTER_S**2, of.scatter + SCATTER_GAIN * (off - of.scatter))
+            of.usual += (1.0 if is_first else USUAL_GAIN) * (took / expected - of.usual)
             of.quiet = now
         if of.quiet == -math.inf:
             return
         lost = 0.0 if quiet else took - of.usual * expected
         if trained:
             of.lost, of.trained = COST_KEPT * of.lost, COST_KEPT * of.trained + trained
+            of.doubt = COST_KEPT**2 * of.doubt + of.scatter
         of.lost += lost
         of.slower = SLOWDOWN_KEPT * of.slower + lost
         of.all = SLOWDOWN_KEPT * of.all + of.usual * expected
