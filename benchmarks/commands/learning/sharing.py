@@ -46,8 +46,9 @@ MEASURES = ("tlt_server/trainer", "tlt_server/link", "tlt_server/strategy")
 ARM = Arm(3, 1, 4)
 TOKENS = 512
 BUDGETS = (0.03, 0.1)
-ALONE_S, SETTLING_S, BESIDE_S = 8.0, 4.0, 20.0
-"""Of decoding without training; of training until it counts, for its first step need not wait; and beside it."""
+ALONE_S, SETTLING_S, BESIDE_S = 5.0, 4.0, 20.0
+"""Of decoding without training, before and after; of training until it counts, for its first step need not wait; and
+beside it."""
 MPS = "nvidia-cuda-mps-control"
 STEPS_ALONE = 20
 """Of training, while nothing is decoded."""
@@ -101,13 +102,14 @@ class Scene:
     def turn(self, load: Load, smoke: bool) -> tuple[float, float]:
         """Beside training, by what share steps take longer; tokens a second that are learnt from."""
         share = 0.1 if smoke else 1.0
-        alone_s = self.decode(load, share * ALONE_S)
+        before_s = self.decode(load, share * ALONE_S)
         with self.training():
             self.decode(load, share * SETTLING_S)
             before, began = self.status()["tokens"], time.monotonic()
             beside_s = self.decode(load, share * BESIDE_S)
             learnt = (self.status()["tokens"] - before) / (time.monotonic() - began)
-        return beside_s / alone_s - 1, learnt
+        after_s = self.decode(load, share * ALONE_S)
+        return beside_s / fmean((before_s, after_s)) - 1, learnt
 
 
 @contextmanager
