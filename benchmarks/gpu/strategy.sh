@@ -5,7 +5,7 @@
 # out, so that a command that was broken off goes on; SECONDS_AT_MOST ends all as Ctrl-C does. MODELS is where models are
 # made and kept. Hosts of several GPUs run a stage on each: CUDA_VISIBLE_DEVICES, and taskset for cores of its own. Stages:
 #   costs       a step of plain decoding, of off and of one arm, kernel by kernel    costs_long  at 31,000 tokens
-#   switching   answers, costs, graphs
+#   switching   answers, costs, graphs             capture     of hidden states, for a trainer; capture_eagle3
 #   sharing     a drafter trainer beside the server on its GPU, by turns; sharing_N: on N hundredths of it, under MPS.
 #               LOSS is the drafter's
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
@@ -57,6 +57,8 @@ for stage in "$@"; do
     sharing_*) measure "$stage" sharing "${models[@]}" --rounds "${ROUNDS:-2}" --loss "${LOSS:-hass}" \
       --multiprocessors "${stage#sharing_}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
+    capture) measure capture.h200 capture "${models[@]}" ;;
+    capture_eagle3) measure capture_eagle3.h200 capture "${models[@]}" --eagle3 ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;
     strategy_1) measure strategy_1 strategy "${models[@]}" "${peer[@]}" --batches 1 ;;
     strategy_2) measure strategy_2 strategy "${models[@]}" "${peer[@]}" --batches 2 4 8 ;;

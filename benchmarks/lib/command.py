@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,6 +47,10 @@ class Models:
     target: Path
     drafter: Path
     workload: Workload = WORKLOADS["demo"]
+
+    def with_eagle3(self) -> "Models":
+        """By the EAGLE-3 drafter that lies beside the other."""
+        return replace(self, drafter=self.drafter.with_name("drafter_eagle3"))
 
     def prompts(self, count: int, length: int | None = None) -> list[Tokens]:
         """Problems of the workload, as this target's tokens; `length` puts solved ones in front of each.

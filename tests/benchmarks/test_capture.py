@@ -26,6 +26,7 @@ def test_an_overhead_is_what_is_lost_round_by_round(tmp_path: Path) -> None:
     assert figures["capture_overhead_min_default_batch_4"] == pytest.approx(0.01)
     assert figures["capture_overhead_max_default_batch_4"] == pytest.approx(0.04)
     assert figures["capture_overhead_everything_batch_4"] == pytest.approx(0.1)
+    assert figures["capture_overhead_max"] == pytest.approx(0.1)
     checked = {"states": 1000, "wrong_states": 0, "missing_states": 0, "cosine_min": 0.99}
     text = as_table(measured_here("capture", ["x"], figures | checked))
     assert "| lost: default | 2.0% (1.0 to 4.0) |" in text

@@ -17,7 +17,6 @@ that one length for each chain tells the others.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.lib import parts, tables
@@ -63,7 +62,7 @@ def simulated(models: Models, logs: Path, arguments: argparse.Namespace) -> Figu
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
     """The figures of one of the two halves."""
     if arguments.natural:
-        models = replace(models, drafter=models.drafter.with_name("drafter_eagle3")) if arguments.eagle3 else models
+        models = models.with_eagle3() if arguments.eagle3 else models
         yield from natural(models, logs, arguments)
     else:
         yield simulated(models, logs, arguments)
