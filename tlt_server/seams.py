@@ -140,6 +140,13 @@ def send_features(result: Any) -> None:
     send_features(result)
 
 
+def rows_of(q: Any, wrapper: Any) -> Any:
+    """Queries as the attention of flashinfer's wrapper, or of what stands in for it, reads them."""
+    from tlt_server.engine.graphs.attention import rows_of
+
+    return rows_of(q, wrapper)
+
+
 def draft_worker_class() -> type:
     """What an EAGLE worker drafts with."""
     from tlt_server.engine.decode.undrafted import draft_worker_class

@@ -15,7 +15,13 @@ import torch
 
 from tlt_server.engine.cpu.torchvision import mend_torchvision
 from tlt_server.engine.graphs import attention_kernels
-from tlt_server.engine.graphs.attention import attend_decodes, attend_drafts, attend_extends, attend_verification
+from tlt_server.engine.graphs.attention import (
+    attend_decodes,
+    attend_drafts,
+    attend_extends,
+    attend_verification,
+    rows_of,
+)
 
 mend_torchvision()
 SLOTS, WIDTH = 300, 2400
@@ -71,7 +77,9 @@ class World:
     def error(self, queries: Any, rows: int, seen: Seen) -> float:
         """Of the output, the largest."""
         case, bs = self.case, len(self.lens)
-        q = self.drawn(bs * rows, case.heads * case.each, case.dim)
+        of_q = case.heads * case.each * case.dim
+        beside_keys = self.drawn(bs * rows, of_q + 2 * case.heads * case.dim)
+        q = rows_of(beside_keys[:, :of_q], queries).view(-1, case.heads * case.each, case.dim)
         scale, (k_scale, v_scale) = case.dim**-0.5, case.scales
         found = queries.forward(
             q, (self.k, self.v), sm_scale=scale, logits_soft_cap=case.cap, k_scale=k_scale, v_scale=v_scale

@@ -58,7 +58,8 @@ def test_it_compiles_for_hopper_and_fits(name: str, constants: dict[str, Any], o
     names = kernel.arg_names
     types = {each: "constexpr" if each in constants else TYPES.get(each, "i32") for each in names}
     given = {(names.index(each),): value for each, value in constants.items()}
-    aligned = [(i,) for i, each in enumerate(names) if types[each].startswith("*") or each in ("k_stride", "v_stride")]
+    strides = ("q_stride", "k_stride", "v_stride")
+    aligned = [(i,) for i, each in enumerate(names) if types[each].startswith("*") or each in strides]
     source = ASTSource(kernel, types, given, {each: [["tt.divisibility", 16]] for each in aligned})
     made = compile(source, GPUTarget("cuda", 90, 32), options | {"enable_fp_fusion": True})
     assert made.metadata.shared < 114_000, "two programs for each multiprocessor"
@@ -93,6 +94,15 @@ def test_what_the_kernel_cannot_is_said(wrong: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"sm_scale": 1.0, "logits_soft_cap": None, "k_scale": None, "v_scale": None} | wrong
     with pytest.raises(NotImplementedError, match="--attention-backend triton"):
         queries.forward(TABLE, (TABLE, TABLE), **asked)
+
+
+def test_queries_are_read_where_they_lie() -> None:
+    """By our attention; in rows of their own by flashinfer's, and where they have no dimension of their own."""
+    queries = attention.Queries(TABLE, attention.Batch(1, torch.device("cpu")))
+    beside_keys = torch.zeros(2, 12)
+    assert attention.rows_of(beside_keys[:, :8], queries).data_ptr() == beside_keys.data_ptr()
+    assert attention.rows_of(beside_keys[:, :8], object()).is_contiguous()
+    assert attention.rows_of(beside_keys.T, queries).is_contiguous()
 
 
 def test_a_replay_is_told_where_its_requests_lie() -> None:

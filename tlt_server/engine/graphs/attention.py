@@ -59,6 +59,12 @@ class Queries:
         return attend(q, cache, self.table, batch.requests, batch.lens, self.ahead, scale, self.mask, cap, of_values)
 
 
+def rows_of(q: torch.Tensor, wrapper: Any) -> torch.Tensor:
+    """Queries [tokens, heads * dim] as the attention of a wrapper reads them: ours where they lie, beside keys and
+    values; flashinfer's in rows of their own."""
+    return q if isinstance(wrapper, Queries) and q.dim() == 2 and q.stride(1) == 1 else q.contiguous()
+
+
 def attend_verification(attention: Any, verified: int, *, chain: bool) -> None:
     """Verification of so many tokens of each request, which are a chain or a tree."""
     for backend in replaceable(attention):

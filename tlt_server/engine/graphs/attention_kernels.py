@@ -84,25 +84,25 @@ def _read(
 @triton.jit(do_not_specialize=["ahead", "rows", "tail", "tiles", "pieces", "mask_stride"])
 def _attend(
     q, k, v, out, parts, sums, table, requests, lens, mask, scale, v_scale, cap, ahead, rows, tail, tiles, pieces,
-    table_stride, k_stride, v_stride, mask_stride, GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, KEYS: tl.constexpr,
+    q_stride, table_stride, k_stride, v_stride, mask_stride, GROUP: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, KEYS: tl.constexpr,
     CAPPED: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """One piece, of one request and head of keys, for one tile of its queries."""
     request, head, piece = tl.program_id(0), tl.program_id(1) // tiles, tl.program_id(2)
     length = tl.load(lens + request).to(tl.int32) + ahead
     size = _piece(length, pieces, LEAST, KEYS)
-    begin = piece * size
+    begin, end = piece * size, tl.minimum(piece * size + size, length)
     if begin >= length:
         return
-    end = tl.minimum(begin + size, length)
     query = (tl.program_id(1) % tiles) * TILE + tl.arange(0, TILE)
     real = query < rows * GROUP
     row = tl.where(real, query // GROUP, -1)
     column = tl.arange(0, WIDTH)
     written = real[:, None] & (column < DIM)[None, :]
-    line = (request * rows + query // GROUP).to(tl.int64) * (HEADS * GROUP) + head * GROUP + query % GROUP
-    queries = tl.load(q + line[:, None] * DIM + column[None, :], mask=written, other=0.0)
+    token, of_token = (request * rows + query // GROUP).to(tl.int64), head * GROUP + query % GROUP
+    line = token * (HEADS * GROUP) + of_token
+    queries = tl.load(q + (token * q_stride + of_token * DIM)[:, None] + column[None, :], mask=written, other=0.0)
     places = table + tl.load(requests + request).to(tl.int64) * table_stride
     k, v = k + head * DIM, v + head * DIM
     mask = mask if mask is None else mask + request * mask_stride
@@ -169,7 +169,7 @@ def attend(
     """Each query sees its request's keys before the queries' own, and of these those up to its own, or as a mask says.
 
     Args:
-        q: [bs * rows, heads, dim]. cache: keys and values, [places, heads of them, dim].
+        q: [bs * rows, heads, dim], rows of any stride. cache: keys and values, [places, heads of them, dim].
         table: [slots, width] int: the places of a slot's tokens. requests: [bs] int, slots.
         lens: [bs] int, keys of each, of which `ahead` are not counted.
         scale: of scores. cap: of these, softly; 0: none. v_scale: of the values.
@@ -181,12 +181,12 @@ def attend(
     rows, groups, width = count // bs, k.shape[1], triton.next_power_of_2(dim)
     tile, tiles, cut = _tiled(rows * heads // groups)
     pieces, tail = pieces_of(bs * groups * tiles, cut.programs), rows if mask is None else ahead
-    out, apart = torch.empty_like(q), count * heads * pieces if pieces > 1 else 1
+    out, apart = q.new_empty(q.shape), count * heads * pieces if pieces > 1 else 1
     parts, sums = q.new_empty(apart, dim, dtype=torch.float32), q.new_empty(apart, dtype=torch.float32)
     shared = {"DIM": dim, "WIDTH": width, "LEAST": LEAST, "KEYS": cut.keys * 128 // max(128, width)}
     _attend[bs, groups * tiles, pieces](
         q, k, v, out, parts, sums, table, requests, lens, mask, scale, v_scale, cap, ahead, rows, tail, tiles, pieces,
-        table.stride(0), k.stride(0), v.stride(0), 0 if mask is None or len(mask) == 1 else mask.stride(0),
+        q.stride(0), table.stride(0), k.stride(0), v.stride(0), 0 if mask is None or len(mask) == 1 else mask.stride(0),
         GROUP=heads // groups, HEADS=groups, TILE=tile, CAPPED=cap > 0, WORDS=0 if mask is None else mask.shape[2],
         num_stages=cut.stages, **shared,
     )  # fmt: skip
