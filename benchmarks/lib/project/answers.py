@@ -23,7 +23,7 @@ QUESTIONS = (
         "strategy.h200",
         "strategy.md#strategy",
         [
-            *((f"{n} requests at once", f"speedup_batch_{n}", "{:.2f}") for n in (1, 8, 32, 128, 256)),
+            *((f"{n} requests at once", f"speedup_batch_{n}", "{:.2f}") for n in (1, 8, 32, 64, 128, 256)),
             ("at the worst of all batch sizes, over the best arm", "min_ratio_to_best", "{:.3f}"),
             ("likewise, over plain decoding of a server without speculation", "min_ratio_to_plain", "{:.3f}"),
         ],
