@@ -20,7 +20,7 @@ from tlt_server.fleet.links import Limits
 from tlt_server.keys import Keys
 from tlt_server.process import free_port
 
-QUICK = Limits(probe_every=0.1, probe=1.0, call=3.0, patience=5.0)
+QUICK = Limits(probe_every=0.1, probe=3.0, call=6.0, patience=5.0)
 NO_KEYS = Keys()
 
 

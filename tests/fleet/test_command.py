@@ -87,12 +87,12 @@ def test_replicas_that_ray_keeps(tmp_path: Path) -> None:
     logs.mkdir()
     command = ["benchmarks.lib.fleet.front", "--replicas", "2", "--port", str(port), "--logs", str(logs)]
     with running(log, *command, "--state", str(tmp_path / "state")):
-        wait_for(lambda: states(url) == ["ready", "ready"], log.read_text, 90)
+        wait_for(lambda: states(url) == ["ready", "ready"], log.read_text, 180)
         victim = told(url)[0]
         httpx.post(f"{victim['url']}/faults", json={"at": "generate", "do": "kill"}).raise_for_status()
         answers = [httpx.post(f"{url}/generate", json={"input_ids": [i], "rid": str(i)}, timeout=30) for i in range(8)]
         assert {answer.status_code for answer in answers} == {200}
-        wait_for(lambda: sorted(states(url)) == ["ready", "ready", "retired"], log.read_text, 60)
+        wait_for(lambda: sorted(states(url)) == ["ready", "ready", "retired"], log.read_text, 180)
         urls = [each["url"] for each in told(url)]
     for each in urls:
         wait_for(lambda each=each: not answers_at(each), within_s=10)  # type: ignore[misc]

@@ -32,7 +32,8 @@ def test_who_fails_is_out_and_the_others_commit(fleet: Fleet, at: str, do: str) 
 def test_nobody_stays_paused(fleet: Fleet, at: str, do: str) -> None:
     fleet.start("a", "b").await_states(a="ready", b="ready")
     fleet.fault("a", at, do)
-    assert fleet.http.post("/pause_generation", json={"mode": "in_place"}).status_code == 200
+    paused = fleet.http.post("/pause_generation", json={"mode": "in_place"})
+    assert paused.status_code == 200, paused.text
     assert fleet.publish(1, "one").status_code == 200
     assert fleet.http.post("/continue_generation", json={}).status_code == 200
     if do == "fail":
