@@ -21,6 +21,7 @@ from tlt_server.keys import Keys
 from tlt_server.process import free_port
 
 QUICK = Limits(probe_every=0.1, probe=3.0, call=6.0, patience=5.0)
+"""But not so quick that a member is given up which a slow machine stops for a second."""
 NO_KEYS = Keys()
 
 

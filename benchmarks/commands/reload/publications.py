@@ -200,7 +200,7 @@ def serving(models: Models, drafter: Path, ranks: int, logs: Path) -> Iterator[S
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Figures:
     """All figures."""
-    eagle3 = models.drafter.with_name("drafter_eagle3")
+    eagle3 = models.with_eagle3().drafter
     drafters = {"eagle": models.drafter} | ({"eagle3": eagle3} if eagle3.is_dir() else {})
     figures: Figures = {"requests": 0, "failed_requests": 0}
     count = arguments.count

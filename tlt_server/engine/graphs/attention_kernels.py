@@ -29,7 +29,7 @@ CUTS = {16: Cut(64, 2, 528), 32: Cut(128, 2, 264), 64: Cut(64, 3, 264)}
 340 to 32,768 keys and heads of 128. A tile of 128 was no faster than two of 64."""
 MOST_PIECES = 64
 LEAST = 256
-"""Keys of a piece, at least: merging costs as much as reading so many."""
+"""Keys of a piece, at least: merging takes its time too."""
 
 
 @triton.jit
