@@ -66,7 +66,7 @@ def drafter_logits(network: Network, frozen: Frozen, reads: Tensor, head: Tensor
 
 def drafter_law(network: Network, frozen: Frozen, reads: Tensor, temperature: float = 1.0) -> Tensor:
     """reads [..., H] -> the drafter's probabilities [..., V] of all tokens; zero where it does not know a token."""
-    law = (drafter_logits(network, frozen, reads) / temperature).softmax(-1)
+    law = _law(drafter_logits(network, frozen, reads), temperature)
     if network.draft_tokens is None:
         return law
     whole = law.new_zeros(*law.shape[:-1], len(frozen.head))
@@ -75,4 +75,9 @@ def drafter_law(network: Network, frozen: Frozen, reads: Tensor, temperature: fl
 
 def target_law(frozen: Frozen, finals: Tensor, temperature: float = 1.0) -> Tensor:
     """finals [..., H] -> the target's probabilities [..., V] in float32."""
-    return (F.linear(finals.to(frozen.head.dtype), frozen.head).float() / temperature).softmax(-1)
+    return _law(F.linear(finals.to(frozen.head.dtype), frozen.head).float(), temperature)
+
+
+def _law(logits: Tensor, temperature: float) -> Tensor:
+    """At temperature 1, which is the usual one, without reading and writing them once more for nothing."""
+    return (logits if temperature == 1 else logits / temperature).softmax(-1)

@@ -23,7 +23,7 @@ WEIGHTS, AVERAGE = "weights.", "average."
 """Before the name of each of a drafter's tensors, and of each averaged, in what `Trainer.state` returns."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What torch's AdamW keeps of each weight; the last on the CPU."""
+"""What torch's AdamW keeps of each weight."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +100,7 @@ class Trainer:
         matrices = [weight for weight in self._named.values() if weight.dim() > 1]
         others = [weight for weight in self._named.values() if weight.dim() == 1]
         groups = [{"params": matrices, "weight_decay": self.settings.decay}, {"params": others, "weight_decay": 0.0}]
-        self._optimiser = torch.optim.AdamW(groups, lr=self.settings.rate, betas=self.settings.betas)
+        self._optimiser = torch.optim.AdamW(groups, lr=self.settings.rate, betas=self.settings.betas, fused=True)
 
     @property
     def device(self) -> torch.device:
@@ -121,7 +121,7 @@ class Trainer:
         move(self.network, device)
         move(self._average, device)
         for moments in self._optimiser.state.values():
-            moments |= {name: moved(moments[name], device) for name in MOMENTS[:2] if name in moments}
+            moments |= {name: moved(moments[name], device) for name in MOMENTS if name in moments}
         embedding, head = (moved(each, device) for each in (self.frozen.embedding, self.frozen.head))
         self.frozen = Frozen(embedding, head, self.frozen.version)
 
@@ -171,10 +171,7 @@ class Trainer:
             weight.data.copy_(tensors[f"{WEIGHTS}{name}"])
             self.average.get_parameter(name).data.copy_(tensors[f"{AVERAGE}{name}"])
             moments = {m: tensors[f"{m}.{name}"] for m in MOMENTS if f"{m}.{name}" in tensors}
-            self._optimiser.state[weight] = {
-                moment: value.to("cpu" if moment == "step" else weight.device, copy=True)
-                for moment, value in moments.items()
-            }
+            self._optimiser.state[weight] = {m: value.to(weight.device, copy=True) for m, value in moments.items()}
         self._average.n_averaged.fill_(1)  # at 0 the next step would begin another average
         torch.set_rng_state(tensors["random"].cpu())
         version, state, gauss = facts["random"]
