@@ -23,6 +23,7 @@ class Scene:
         self.decoded = self.expected = self.trained = self.progress = 0.0
         self.told: list[tuple[float, float, float]] = []  # when, and what
         self.training = 0.0  # until then
+        self.entries = 0  # of a step
 
     def run(self, seconds: float, step_s: float = 0.1) -> float:
         """By how much decoding was slower for the training beside it."""
@@ -43,7 +44,7 @@ class Scene:
             if self.now >= self.training:
                 self.pace.ended(self.now)
         elif not self.pace.rests(self.now):
-            self.pace.began(self.now)
+            self.pace.began(self.now, self.entries)
             self.training = self.now + step_s
         if round(self.now / TICK_S) % 50 == 0:  # heard a little later than it was counted
             self.told.append((self.now + self.random.uniform(0, 0.15), self.decoded, self.expected))
@@ -105,6 +106,28 @@ def test_before_anything_is_measured_a_second_of_training_counts_as_one_of_decod
     pace.ended(1.0)
     assert pace.rests(20.9)
     assert not pace.rests(21.1)
+
+
+def test_a_step_that_waits_for_its_turns_costs_no_more_than_one_that_has_the_gpu_to_itself() -> None:
+    pace = Pace(0.05)
+    pace.began(0.0, 100)
+    pace.ended(1.0)
+    pace.began(21.5, 200)
+    pace.ended(25.5)  # by itself it takes 2
+    assert pace.rests(21.5 + 2 * 20.9)
+    assert not pace.rests(21.5 + 2 * 21.1)
+
+
+@pytest.mark.parametrize("turns", [2.0, 4.0])
+def test_decoding_is_slowed_down_by_the_budget_where_steps_wait_for_turns(turns: float) -> None:
+    """A GPU that gives training a half of the time, or a quarter: a step of 0.1 s takes 0.2 s, or 0.4."""
+    scene = Scene(0.03, 1 / turns)
+    scene.pace.began(-1.0, 100)
+    scene.pace.ended(-0.9)
+    scene.entries = 100
+    slower = scene.run(10, 0.1 * turns)
+    assert 0.015 < slower < 0.05
+    assert 0.02 < scene.run(60, 0.1 * turns) < 0.032
 
 
 def test_training_without_load_says_nothing_of_what_it_costs() -> None:

@@ -155,7 +155,7 @@ class Service:
 
     def _rest(self) -> None:
         """Leaves what passes took of the device to who asks for steps, and uses it in between."""
-        if self._demands and self._took:
+        if self._demands and self._took and not self._demands.left:
             self._took = False
             relieve(self._parts.device)
 
@@ -171,8 +171,7 @@ class Service:
         if self._demands:
             return "" if self._demands.left else "waiting to be asked"
         config, received = self._config, parts.inbox.received
-        is_short = received < config.entries or self._learnt >= config.passes * received
-        return "waiting for features" if is_short else ""
+        return "waiting for features" if received < config.entries or self._learnt >= config.passes * received else ""
 
     # -- training --
 
@@ -187,8 +186,9 @@ class Service:
             return
         parts.move(parts.device)
         self._took, parts.trainer.team.present = True, present
-        with parts.workers.computing(parts.device):
-            metrics = parts.trainer.step(pack(runs, self._config.entries, parts.device))
+        packs = pack(runs, self._config.entries, parts.device)
+        with parts.workers.computing(parts.device, sum(len(each.tokens) for each in packs)):
+            metrics = parts.trainer.step(packs)
         learnt = sum(run.learnt for run in runs)
         self._learnt += learnt
         rate, self._loss = learnt / (time.monotonic() - began), metrics.loss

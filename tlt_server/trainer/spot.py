@@ -136,7 +136,7 @@ LEAST_SCATTER_S = 0.03
 class _Decoding:
     """What is known of a server. decoded, expected: as it said at `at`. usual: the former over the latter, without
     training, last seen at `quiet`; scatter: variance of a report about that, in seconds squared. lost: seconds beyond
-    that, in `trained` seconds of training, of variance `doubt`; slower: in `all`."""
+    that, in `trained` seconds of training by itself, of variance `doubt`; slower: in `all`."""
 
     at: float
     decoded: float
@@ -164,21 +164,22 @@ class _Decoding:
 
 class Pace:
     """How fast training goes on a GPU whose rollouts do not drain: their decode steps are slowed down by `budget`, a
-    share. On a GPU that gives processes their turns, a second of training costs them a second at most. What it does
-    cost their own step times say: with training beside them, over those without. Of several servers the one that loses
-    most counts.
+    share. On a GPU that gives processes their turns, a step costs them at most the time that it takes with the GPU to
+    itself, however long it waits for turns: what the quickest took for as many entries. What it does cost their own
+    step times say: with training beside them, over those without. Of several servers the one that loses most counts.
     """
 
     def __init__(self, budget: float) -> None:
         self._budget = budget
-        self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS_KEPT)
-        self._began: float | None = None
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS_KEPT)
+        self._began: tuple[float, int] | None = None
+        self._quickest = math.inf  # seconds an entry
         self._servers: dict[str, _Decoding] = {}
         self._next = -math.inf
 
     @property
     def cost(self) -> float:
-        """Seconds of decoding for a second of training: one at most."""
+        """Seconds of decoding for a second of training by itself: one at most."""
         return min(1.0, max(LEAST_COST, max((each.cost for each in self._servers.values()), default=1.0)))
 
     @property
@@ -191,17 +192,21 @@ class Pace:
         present = (each for each in self._servers.values() if now - each.at < LONG_S)
         return now < self._next or any(now - each.quiet > QUIET_EVERY_S for each in present)
 
-    def began(self, now: float) -> None:
-        """A step, or a judgement."""
-        self._began = now
+    def began(self, now: float, entries: int = 0) -> None:
+        """A step of so many entries, or a judgement."""
+        self._began = now, entries
 
     def ended(self, now: float) -> None:
         """It is over."""
         assert self._began is not None
-        began, self._began = self._began, None
-        self._steps.append((began, now))
+        (began, entries), self._began = self._began, None
+        took = now - began
+        if entries:
+            self._quickest = min(self._quickest, took / entries)
+        alone = self._quickest * entries if entries else took
+        self._steps.append((began, now, alone / took if took else 1.0))
         # of P seconds in which so many are lost P - lost are left: lost / (P - lost) is the budget
-        self._next = max(self._next, began) + self.cost * (now - began) * (1 + 1 / self._budget)
+        self._next = max(self._next, began) + self.cost * alone * (1 + 1 / self._budget)
 
     def heard(self, server: str, decoded: float, expected: float, now: float) -> None:
         """decoded, expected: seconds of its decode steps until now, as `Hello` has them."""
@@ -239,6 +244,8 @@ class Pace:
         of.all = SLOWDOWN_KEPT * of.all + of.usual * expected
 
     def _trained(self, since: float, until: float) -> float:
-        """Seconds between."""
-        steps = [*self._steps] if self._began is None else [*self._steps, (self._began, until)]
-        return sum(max(0.0, min(ended, until) - max(began, since)) for began, ended in steps)
+        """Seconds between, as long as steps take by themselves; one that is not over has as many turns as the last."""
+        steps = [*self._steps]
+        if self._began is not None:
+            steps.append((self._began[0], until, steps[-1][2] if steps else 1.0))
+        return sum(share * max(0.0, min(ended, until) - max(began, since)) for began, ended, share in steps)

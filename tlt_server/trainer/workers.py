@@ -138,13 +138,13 @@ class Workers:
             return tuple(rank for rank in ranks if rank not in self._asked)
 
     @contextmanager
-    def computing(self, device: torch.device) -> Iterator[None]:
-        """Meanwhile the device, and those of other ranks, compute a step, or a judgement."""
+    def computing(self, device: torch.device, entries: int = 0) -> Iterator[None]:
+        """Meanwhile the device, and those of other ranks, compute a step of so many entries, or a judgement."""
         if self._pace is None:
             yield
             return
         with self._lock:
-            self._pace.began(self._clock())
+            self._pace.began(self._clock(), entries)
         yield
         settle(device)
         with self._lock:
