@@ -27,6 +27,11 @@ class Reference:
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
 
     @cached_property
+    def rounded(self) -> "Reference":
+        """The same weights in bfloat16."""
+        return Reference(self._path, torch.bfloat16, self.model.device.type)
+
+    @cached_property
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
@@ -41,6 +46,16 @@ class Reference:
         """The logits after each of n equally long sequences: [n, vocab] float32."""
         rows = torch.tensor(sequences, device=self.model.device)
         return torch.cat([self.model(part, logits_to_keep=1).logits[:, -1].float() for part in rows.split(ROWS)])
+
+    @torch.no_grad()
+    def logits_in_parts(self, sequence: Tokens, size: int) -> torch.Tensor:
+        """The logits after a sequence that is read in parts of so many tokens, by a cache: [vocab] float32."""
+        rows, past = torch.tensor([sequence], device=self.model.device), None
+        for part in rows.split(size, dim=1):
+            out = self.model(part, past_key_values=past, use_cache=True, logits_to_keep=1)
+            past = out.past_key_values
+        logits: torch.Tensor = out.logits[0, -1].float()
+        return logits
 
     @torch.no_grad()
     def along(self, prompt: Tokens, response: Tokens) -> torch.Tensor:
