@@ -53,12 +53,12 @@ for stage in "$@"; do
     shapes_*) measure "$stage" shapes --shapes "${stage#shapes_}" --models "${MODELS:-/tmp/models/7b}-fp8" ;;
     history) measure history.h200 history --drain "${long[@]}" --rounds "${ROUNDS:-3}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
-    sharing) measure sharing.h200 sharing "${models[@]}" --rounds "${ROUNDS:-2}" --loss "${LOSS:-hass}" ;;
-    sharing_*) measure "$stage" sharing "${models[@]}" --rounds "${ROUNDS:-2}" --loss "${LOSS:-hass}" \
+    sharing) measure sharing.h200 sharing "${models[@]}" --rounds "${ROUNDS:-8}" --loss "${LOSS:-hass}" ;;
+    sharing_*) measure "$stage" sharing "${models[@]}" --rounds "${ROUNDS:-8}" --loss "${LOSS:-hass}" \
       --multiprocessors "${stage#sharing_}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
-    capture) measure capture.h200 capture "${models[@]}" ;;
-    capture_eagle3) measure capture_eagle3.h200 capture "${models[@]}" --eagle3 ;;
+    capture) measure capture.h200 capture "${models[@]}" --rounds "${ROUNDS:-9}" ;;
+    capture_eagle3) measure capture_eagle3.h200 capture "${models[@]}" --eagle3 --rounds "${ROUNDS:-9}" ;;
     graphs) measure graphs.h200 graphs "${models[@]}" ;;
     strategy_1) measure strategy_1 strategy "${models[@]}" "${peer[@]}" --batches 1 ;;
     strategy_2) measure strategy_2 strategy "${models[@]}" "${peer[@]}" --batches 2 4 8 ;;

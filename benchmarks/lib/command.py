@@ -100,7 +100,8 @@ def parser(name: str, description: str | None, *, compares: bool = True) -> argp
     parser.add_argument("--model-path", type=Path, metavar="FOLDER", help="a real target instead")
     parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="its EAGLE drafter")
     if compares:
-        parser.add_argument("--rounds", type=positive, default=3, help="how often each side is measured (default: 3)")
+        often = "how often each side is measured (default: %(default)s)"
+        parser.add_argument("--rounds", type=positive, default=3, help=often)
     if compares and gpu:
         parser.add_argument(
             "--upstream",

@@ -4,7 +4,8 @@
 
 A server and `tlt-server train` on one GPU, with `[spot] slowdown` as its budget. Batches of long responses are decoded
 by one arm, wave after wave: in turns without training and beside it. A slow-down is what the mean decode step takes
-longer beside it, by the server's log of steps. Trained tokens are those that training steps learnt from in that time.
+longer beside it than before and after, by the server's log of steps. Trained tokens are those that training steps
+learnt from in that time. Before all, the trainer has the GPU to itself, as between the rollouts of an RL step.
 
 Processes take turns on a GPU. With --multiprocessors they run at once, under NVIDIA's MPS: the server on all of it,
 the trainer on so many hundredths of its multiprocessors, and after the server where both have work.
@@ -46,9 +47,10 @@ MEASURES = ("tlt_server/trainer", "tlt_server/link", "tlt_server/strategy")
 ARM = Arm(3, 1, 4)
 TOKENS = 512
 BUDGETS = (0.03, 0.1)
-ALONE_S, SETTLING_S, BESIDE_S = 5.0, 4.0, 20.0
-"""Of decoding without training, before and after; of training until it counts, for its first step need not wait; and
-beside it."""
+ROUNDS = 8
+QUIET_S, SETTLING_S, BESIDE_S = 3.0, 2.0, 5.0
+"""In each round, of decoding without training; of training until it counts, for its first step need not wait; and
+beside it. Short, for other work on the host moves step times within seconds, by more than training does."""
 MPS = "nvidia-cuda-mps-control"
 STEPS_ALONE = 20
 """Of training, while nothing is decoded."""
@@ -99,17 +101,19 @@ class Scene:
             trainer.train_drafter(STEPS_ALONE, within_s=120, until="taken")
         return (self.status()["tokens"] - before) / (time.monotonic() - began)
 
-    def turn(self, load: Load, smoke: bool) -> tuple[float, float]:
-        """Beside training, by what share steps take longer; tokens a second that are learnt from."""
-        share = 0.1 if smoke else 1.0
-        before_s = self.decode(load, share * ALONE_S)
-        with self.training():
-            self.decode(load, share * SETTLING_S)
-            before, began = self.status()["tokens"], time.monotonic()
-            beside_s = self.decode(load, share * BESIDE_S)
-            learnt = (self.status()["tokens"] - before) / (time.monotonic() - began)
-        after_s = self.decode(load, share * ALONE_S)
-        return beside_s / fmean((before_s, after_s)) - 1, learnt
+    def rounds(self, load: Load, count: int, share: float) -> Iterator[tuple[float, float]]:
+        """Of each: by what share steps beside training take longer than before and after it, and tokens a second that
+        are learnt from. share: of the time that a round takes."""
+        before_s = self.decode(load, share * QUIET_S)
+        for _ in range(count):
+            with self.training():
+                self.decode(load, share * SETTLING_S)
+                learnt, began = self.status()["tokens"], time.monotonic()
+                beside_s = self.decode(load, share * BESIDE_S)
+                rate = (self.status()["tokens"] - learnt) / (time.monotonic() - began)
+            after_s = self.decode(load, share * QUIET_S)
+            yield beside_s / fmean((before_s, after_s)) - 1, rate
+            before_s = after_s
 
 
 @contextmanager
@@ -190,13 +194,13 @@ def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Itera
 def _of_budget(
     scene: Scene, budget: float, sizes: Sequence[int], models: Models, arguments: argparse.Namespace
 ) -> Figures:
-    figures: Figures = {}
-    of = f"budget_{round(100 * budget)}"
-    for size in sizes:
-        load = Load(f"batch_{size}", models.prompts(size), 64 if arguments.smoke else TOKENS)
+    loads = [Load(f"batch_{size}", models.prompts(size), 64 if arguments.smoke else TOKENS) for size in sizes]
+    for load in loads:
         scene.decode(load, 1.0)  # prompts are prefilled, and there is something to learn from
-        turns = [scene.turn(load, arguments.smoke) for _ in range(arguments.rounds)]
-        slower, learnt = ([turn[i] for turn in turns] for i in range(2))
+    of = f"budget_{round(100 * budget)}"
+    figures: Figures = {f"trained_tokens_s_alone_{of}": scene.alone()}
+    for load in loads:
+        slower, learnt = zip(*scene.rounds(load, arguments.rounds, 0.2 if arguments.smoke else 1.0), strict=True)
         figures |= {
             f"slowdown_{load.name}_{of}": median(slower),
             f"slowdown_min_{load.name}_{of}": min(slower),
@@ -204,7 +208,7 @@ def _of_budget(
             f"slowdown_said_{load.name}_{of}": scene.status()["slowdown"],
             f"trained_tokens_s_{load.name}_{of}": median(learnt),
         }
-    return figures | {f"trained_tokens_s_alone_{of}": scene.alone()}
+    return figures
 
 
 def worst(figures: Figures) -> Figures:
@@ -259,6 +263,7 @@ def hundredths(text: str) -> int:
 
 def main(argv: Sequence[str]) -> None:
     flags = command.parser("sharing", __doc__)
+    flags.set_defaults(rounds=ROUNDS)
     budgets = " ".join(map(str, BUDGETS))
     flags.add_argument("--budgets", nargs="+", type=share, default=BUDGETS, help=f"shares (default: {budgets})")
     said = "of the GPU's multiprocessors, hundredths that the trainer may use at most, under MPS (default: by turns)"
