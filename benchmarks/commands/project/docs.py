@@ -49,6 +49,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "publications": (shown.publications, ["publications.h200x2"]),
     "publications_cpu": (shown.publications, ["publications.cpu2"]),
     "capture": (capture.as_table, ["capture.h200"]),
+    "capture_eagle3": (capture.as_table, ["capture_eagle3.h200"]),
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "online": (online.online, ["online.h200"]),
     "losses": (bench_losses.shown, ["losses.cpu2"]),
@@ -56,7 +57,6 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "strategy_256": (bench_strategy.table, ["strategy_256.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
-    "drain_512": (bench_drain.table, ["drain_512.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
     "history_drain": (history.as_table, ["history.h200"]),
@@ -75,7 +75,8 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "step_muted": (step.table, ["step_muted.h200"]),
     "sharing": (sharing.table, ["sharing.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
-    "trainer_shapes": (training.shapes, ["trainer_1500m.h200", "trainer.h200", "trainer_32b.h200"]),
+    "trainer_shapes": (training.shapes, ["trainer_1500m.h200", "trainer.h200"]),
+    "trainer_32b": (training.shapes, ["trainer_32b.h200"]),
 }
 """Each block's table, and the results that it is made of."""
 PLOTTED = ("context", "speedup_cpu", "drain", "drain_cpu")
