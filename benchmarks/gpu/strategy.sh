@@ -6,8 +6,7 @@
 # made and kept. Hosts of several GPUs run a stage on each: CUDA_VISIBLE_DEVICES, and taskset for cores of its own. Stages:
 #   costs       a step of plain decoding, of off and of one arm, kernel by kernel    costs_long  at 31,000 tokens
 #   switching   answers, costs, graphs             capture     of hidden states, for a trainer; capture_eagle3
-#   sharing     a drafter trainer beside the server on its GPU, by turns; sharing_N: on N hundredths of it, under MPS.
-#               LOSS is the drafter's
+#   sharing     a drafter trainer beside the server on its GPU; LOSS is the drafter's
 #   graphs      memory of CUDA graphs            strategy_{1,2,16}     batches from 1, 2, 16        drain     128 and 512
 #   ranks       on two GPUs: arms drawn for 10,000 steps        join      strategy and shapes of the parts there
 #   one_sample  responses with speculation against off
@@ -54,8 +53,6 @@ for stage in "$@"; do
     history) measure history.h200 history --drain "${long[@]}" --rounds "${ROUNDS:-3}" ;;
     one_sample) measure one_sample.h200 one_sample "${long[@]}" ;;
     sharing) measure sharing.h200 sharing "${models[@]}" --rounds "${ROUNDS:-8}" --loss "${LOSS:-hass}" ;;
-    sharing_*) measure "$stage" sharing "${models[@]}" --rounds "${ROUNDS:-8}" --loss "${LOSS:-hass}" \
-      --multiprocessors "${stage#sharing_}" ;;
     switching) measure switching.h200 switching "${models[@]}" ;;
     capture) measure capture.h200 capture "${models[@]}" --rounds "${ROUNDS:-9}" ;;
     capture_eagle3) measure capture_eagle3.h200 capture "${models[@]}" --eagle3 --rounds "${ROUNDS:-9}" ;;

@@ -1,11 +1,8 @@
 """What `benchmarks sharing` shows of its figures, and which of them are the worst."""
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.commands.learning.sharing import at_once, main, table, worst
-from tlt_server.errors import ConfigError
+from benchmarks.commands.learning.sharing import main, table, worst
 from tlt_server.results import Figures, measured_here
 
 FIGURES: Figures = {
@@ -31,22 +28,6 @@ def test_a_budget_is_a_share(budget: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main(["--budgets", budget])
     assert f"{budget}: must be a share, between 0 and 1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("part", ["0", "101", "1.5", "x"])
-def test_the_trainers_part_is_of_a_hundred(part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--multiprocessors", part])
-    assert f"{part}: must be of 1 to 100" in capsys.readouterr().err
-
-
-def test_without_the_daemon_processes_cannot_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(ConfigError, match="nvidia-cuda-mps-control, of NVIDIA's driver, is not on the PATH"),
-        at_once(10, tmp_path),
-    ):
-        pass
 
 
 def test_a_row_for_each_budget_and_batch() -> None:

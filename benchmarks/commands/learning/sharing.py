@@ -6,22 +6,16 @@ A server and `tlt-server train` on one GPU, with `[spot] slowdown` as its budget
 by one arm, wave after wave: in turns without training and beside it. A slow-down is what the mean decode step takes
 longer beside it than before and after, by the server's log of steps. Trained tokens are those that training steps
 learnt from in that time. Before all, the trainer has the GPU to itself, as between the rollouts of an RL step.
-
-Processes take turns on a GPU. With --multiprocessors they run at once, under NVIDIA's MPS: the server on all of it,
-the trainer on so many hundredths of its multiprocessors, and after the server where both have work.
 """
 
 import argparse
-import os
 import re
-import shutil
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +33,6 @@ from benchmarks.lib.step.serving import PADDED
 from benchmarks.lib.training.trainers import training
 from tlt_server.config import Arm
 from tlt_server.engine.decode.steplog import read_steps
-from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
 from tlt_server.results import Figures, Result
 
@@ -51,7 +44,6 @@ ROUNDS = 8
 QUIET_S, SETTLING_S, BESIDE_S = 3.0, 2.0, 5.0
 """In each round, of decoding without training; of training until it counts, for its first step need not wait; and
 beside it. Short, for other work on the host moves step times within seconds, by more than training does."""
-MPS = "nvidia-cuda-mps-control"
 STEPS_ALONE = 20
 """Of training, while nothing is decoded."""
 
@@ -117,32 +109,6 @@ class Scene:
 
 
 @contextmanager
-def at_once(multiprocessors: int, folder: Path) -> Iterator[dict[str, str]]:
-    """Meanwhile processes that are started run at once on the GPU, under a daemon of our own; environment of the one
-    that is bounded to so many hundredths of it. folder: of its sockets and logs.
-
-    Raises:
-        ConfigError: there is no such daemon, or it ended.
-    """
-    if (daemon := shutil.which(MPS)) is None:
-        raise ConfigError(f"--multiprocessors {multiprocessors}: {MPS}, of NVIDIA's driver, is not on the PATH")
-    of = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
-    os.environ |= of
-    running = subprocess.Popen([daemon, "-f"], start_new_session=True)
-    try:
-        time.sleep(1.0)  # where it cannot serve, it ends at once
-        if (code := running.poll()) is not None:
-            raise ConfigError(f"{daemon} ended with exit status {code}: another daemon may use this GPU")
-        yield {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(multiprocessors), "CUDA_MPS_CLIENT_PRIORITY": "1"}
-    finally:
-        if running.poll() is None:
-            subprocess.run([daemon], input=b"quit -t 5\n", check=False, timeout=30)
-            running.wait(30)
-        for name in of:
-            del os.environ[name]
-
-
-@contextmanager
 def serving(models: Models, sizes: Sequence[int], logs: Path, control: str) -> Iterator[tuple[SideServer, Path]]:
     """A server that follows a trainer at `control`, and its log of steps."""
     steps = logs / "steps.jsonl"
@@ -160,7 +126,6 @@ def learning(
     logs: Path,
     control: str,
     arguments: argparse.Namespace,
-    environment: Mapping[str, str] | None,
 ) -> Iterator[str]:
     """URL of a trainer that takes steps it is asked for."""
     config = logs / f"train-{budget}.toml"
@@ -173,20 +138,19 @@ def learning(
     module = (PADDED, arguments.shape, str(models.workload.models)) if padded else ("tlt_server",)
     flags = ("--target", str(models.target), "--drafter", str(models.drafter))
     folder, log = logs / f"drafters-{budget}", logs / f"train-{budget}.log"
-    with training(control, config, folder, log, *flags, module=module, environment=environment) as at:
+    with training(control, config, folder, log, *flags, module=module) as at:
         yield at.removesuffix("/tlt/v1/train/status")
 
 
 def measured(models: Models, logs: Path, arguments: argparse.Namespace) -> Iterator[Figures]:
     """All figures so far, after each budget."""
     sizes = (1, 32, 128) if has_gpu() else (1, 4)
-    part: int | None = arguments.multiprocessors
-    figures: Figures = {} if part is None else {"multiprocessors": part / 100}
+    figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="tlt-") as scratch:  # the path of a socket may not be long
-        control, sharing = f"ipc://{scratch}/control", at_once(part, Path(scratch)) if part else nullcontext()
-        with sharing as environment, serving(models, sizes, logs, control) as (server, steps):
+        control = f"ipc://{scratch}/control"
+        with serving(models, sizes, logs, control) as (server, steps):
             for budget in arguments.budgets:
-                with learning(models, budget, logs, control, arguments, environment) as url:
+                with learning(models, budget, logs, control, arguments) as url:
                     figures |= _of_budget(Scene(server, steps, url), budget, sizes, models, arguments)
                 yield figures | worst(figures) | {"requests": server.requests, "failed_requests": server.failed}
 
@@ -237,10 +201,8 @@ def table(result: Result) -> str:
             said = f"{100 * figures[f'slowdown_said_{cell}']:.1f}%"
             rows.append([f"{budget}%", str(size), f"{middle}% ({least} to {most})", said, f"{learnt:,.0f}",
                          f"{learnt / alone:.3f}"])  # fmt: skip
-    part = figures.get("multiprocessors")
-    how = "by turns" if part is None else f"at once, the trainer on {part:.0%} of the multiprocessors"
     heads = ["budget", "batch", "decode steps take longer by", "as the trainer says", "trained tokens/s", "of alone"]
-    return "\n\n".join((tables.origin(result), f"Server and trainer: {how}.", tables.table(heads, rows)))
+    return "\n\n".join((tables.origin(result), tables.table(heads, rows)))
 
 
 def share(text: str) -> float:
@@ -254,19 +216,10 @@ def share(text: str) -> float:
     return value
 
 
-def hundredths(text: str) -> int:
-    """1 to 100, as argparse reads one."""
-    if not text.isdecimal() or not 1 <= int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"{text}: must be of 1 to 100")
-    return int(text)
-
-
 def main(argv: Sequence[str]) -> None:
     flags = command.parser("sharing", __doc__)
     flags.set_defaults(rounds=ROUNDS)
     budgets = " ".join(map(str, BUDGETS))
     flags.add_argument("--budgets", nargs="+", type=share, default=BUDGETS, help=f"shares (default: {budgets})")
-    said = "of the GPU's multiprocessors, hundredths that the trainer may use at most, under MPS (default: by turns)"
-    flags.add_argument("--multiprocessors", type=hundredths, metavar="N", help=said)
     flags.add_argument("--loss", choices=("eagle", "hass"), default="hass", help="of the drafter (default: hass)")
     command.main("sharing", __doc__, argv, measured, table, flags)

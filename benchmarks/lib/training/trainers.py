@@ -1,6 +1,6 @@
 """A drafter trainer beside a server: `tlt-server train` as a child process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,6 @@ def training(
     log: Path,
     *flags: str,
     module: Sequence[str] = ("tlt_server",),
-    environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Runs one; the URL of its status.
 
@@ -31,7 +30,7 @@ def training(
     port = free_port()
     command = [*module, "train", "--tlt-config", str(config), "--folder", str(drafters), *flags]
     command += ["--listen", control, "--port", str(port)]
-    with running(command, log, environment={"OMP_NUM_THREADS": "1", **(environment or {})}) as process:
+    with running(command, log, environment={"OMP_NUM_THREADS": "1"}) as process:
         status = f"http://127.0.0.1:{port}/tlt/v1/train/status"
         await_answer(process, status, log, 120)
         yield status
