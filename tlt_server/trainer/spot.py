@@ -115,51 +115,68 @@ class Spot:
         return None
 
 
-LATE_S, LONG_S = 0.2, 2.0
-"""From a server's decode steps until its report of them is heard, at most; between two reports of one that decodes."""
+LATE_S, LONG_S = 0.1, 2.0
+"""From a server's decode steps until its report of them is heard, by and large; between two reports of one that
+decodes."""
 QUIET_EVERY_S = 10.0
 """Training rests until a report tells of steps without it, at least so often: others are held against those."""
 STEPS_KEPT = 512
 """Of training, to be compared with reports: those of a few seconds, were they of some milliseconds each."""
 FAR = 1e3
 """Times as long as expected, or less, that nobody's steps take: a report that says so teaches nothing."""
-USUAL_GAIN, SCATTER_GAIN, COST_KEPT, SLOWDOWN_KEPT = 0.2, 0.1, 0.95, 0.98
-"""Of the newest quiet report in what is usual, and in its scatter; of what is known of the cost, and of the slow-down,
-with each report."""
+KEPT = 0.98
+"""Of what is known, with each report: that of the last fifty or so."""
 LEAST_COST, COST_SPREAD = 0.05, 0.5
 """The least that is believed; and how far from 1, the most, a cost may well lie before anything was measured."""
-LEAST_SCATTER_S = 0.03
-"""Of a report, a standard deviation: steps are counted a little before it is heard."""
+LEAST_SCATTER = 0.03
+"""Of what steps take over what they are expected to, from one report to the next, a standard deviation: steps are
+counted a little before a report is heard."""
 
 
 @dataclass
 class _Decoding:
-    """What is known of a server. decoded, expected: as it said at `at`. usual: the former over the latter, without
-    training, last seen at `quiet`; scatter: variance of a report about that, in seconds squared. lost: seconds beyond
-    that, in `trained` seconds of training by itself, of variance `doubt`; slower: in `all`."""
+    """What is known of a server. decoded, expected: as it said at `at`. quiet: when it last told of steps without
+    training.
+
+    before: of the last report, seconds of its steps, and of training by itself beside them, over those expected; None:
+    there is none to compare with. What else slows steps down changes little from one report to the next, so the cost
+    is the slope of changes in the former by changes in the latter, by least squares. sums: of squares of the latter, of
+    products, of squares of the former, and of ones. training: seconds, in `all`."""
 
     at: float
     decoded: float
     expected: float
-    usual: float = 1.0
     quiet: float = -math.inf
-    scatter: float = LEAST_SCATTER_S**2
-    lost: float = 0.0
-    trained: float = 0.0
-    doubt: float = 0.0
-    slower: float = 0.0
+    before: tuple[float, float] | None = None
+    sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    training: float = 0.0
     all: float = 0.0
 
+    def learn(self, ratio: float, share: float) -> None:
+        """Of a report."""
+        if self.before is not None:
+            by, more = ratio - self.before[0], share - self.before[1]
+            new = more * more, by * more, by * by, 1.0
+            self.sums = tuple(KEPT * old + each for old, each in zip(self.sums, new, strict=True))
+        self.before = ratio, share
+
     @property
-    def cost(self) -> float:
-        """Seconds lost for one of training: as measured, as far as that is surer than what is known before, and a
-        standard deviation more.
-        """
-        if not self.trained:
-            return 1.0
-        sure = (COST_SPREAD * self.trained) ** 2
-        sure /= sure + self.doubt
-        return 1.0 + sure * (self.lost / self.trained - 1.0) + COST_SPREAD * math.sqrt(1.0 - sure)
+    def likely(self) -> tuple[float, float]:
+        """Seconds lost for one of training, as measured as far as that is surer than what is known before; and the
+        standard deviation of that."""
+        squares, products, of_ratios, count = self.sums
+        if not squares:
+            return 1.0, COST_SPREAD
+        slope = products / squares
+        scatter = max(LEAST_SCATTER**2, (of_ratios - slope * products) / count)
+        sure = COST_SPREAD**2 / (COST_SPREAD**2 + scatter / squares)
+        return 1.0 + sure * (slope - 1.0), COST_SPREAD * math.sqrt(1.0 - sure)
+
+    @property
+    def slowdown(self) -> float:
+        """Of its steps."""
+        lost = min(1.0, max(0.0, self.likely[0])) * self.training
+        return lost / (self.all - lost) if self.all > lost else 0.0
 
 
 class Pace:
@@ -179,13 +196,13 @@ class Pace:
 
     @property
     def cost(self) -> float:
-        """Seconds of decoding for a second of training by itself: one at most."""
-        return min(1.0, max(LEAST_COST, max((each.cost for each in self._servers.values()), default=1.0)))
+        """Seconds of decoding for a second of training by itself: one at most, and rather more than less."""
+        return min(1.0, max(LEAST_COST, max((sum(each.likely) for each in self._servers.values()), default=1.0)))
 
     @property
     def slowdown(self) -> float:
         """Of decode steps, lately."""
-        return max((each.slower / each.all for each in self._servers.values() if each.all), default=0.0)
+        return max((each.slowdown for each in self._servers.values()), default=0.0)
 
     def rests(self, now: float) -> bool:
         """Whether a step is to wait."""
@@ -197,12 +214,14 @@ class Pace:
         self._began = now, entries
 
     def ended(self, now: float) -> None:
-        """It is over."""
+        """It is over. The first step is nobody's loss: kernels are compiled in it, on the CPU."""
         assert self._began is not None
         (began, entries), self._began = self._began, None
-        took = now - began
+        took, is_first = now - began, bool(entries) and self._quickest == math.inf
         if entries:
             self._quickest = min(self._quickest, took / entries)
+        if is_first:
+            return
         alone = self._quickest * entries if entries else took
         self._steps.append((began, now, alone / took if took else 1.0))
         # of P seconds in which so many are lost P - lost are left: lost / (P - lost) is the budget
@@ -218,6 +237,8 @@ class Pace:
             # longer ago it had nothing to decode, and training went as fast as it could
             if 0 < now - known.at < LONG_S and took < FAR * expects < FAR * FAR * took:
                 self._learn(known, took, expects, now)
+            else:
+                known.before = None
             known.at, known.decoded, known.expected = now, decoded, expected
 
     def forget(self, server: str) -> None:
@@ -225,23 +246,11 @@ class Pace:
         self._servers.pop(server, None)
 
     def _learn(self, of: _Decoding, took: float, expected: float, now: float) -> None:
-        trained = self._trained(of.at, now) * min(1.0, took / (now - of.at))
-        if quiet := not self._trained(of.at - LATE_S, now):
-            is_first = of.quiet == -math.inf
-            if not is_first:
-                off = (took - of.usual * expected) ** 2
-                of.scatter = max(LEAST_SCATTER_S**2, of.scatter + SCATTER_GAIN * (off - of.scatter))
-            of.usual += (1.0 if is_first else USUAL_GAIN) * (took / expected - of.usual)
+        trained = self._trained(of.at - LATE_S, now - LATE_S) * min(1.0, took / (now - of.at))
+        if not self._trained(of.at - 2 * LATE_S, now):
             of.quiet = now
-        if of.quiet == -math.inf:
-            return
-        lost = 0.0 if quiet else took - of.usual * expected
-        if trained:
-            of.lost, of.trained = COST_KEPT * of.lost, COST_KEPT * of.trained + trained
-            of.doubt = COST_KEPT**2 * of.doubt + of.scatter
-        of.lost += lost
-        of.slower = SLOWDOWN_KEPT * of.slower + lost
-        of.all = SLOWDOWN_KEPT * of.all + of.usual * expected
+        of.learn(took / expected, trained / expected)
+        of.training, of.all = KEPT * of.training + trained, KEPT * of.all + took
 
     def _trained(self, since: float, until: float) -> float:
         """Seconds between, as long as steps take by themselves; one that is not over has as many turns as the last."""
