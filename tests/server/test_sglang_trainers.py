@@ -25,7 +25,9 @@ from tlt_server.process import free_port
 pytestmark = pytest.mark.server("eagle-chain")
 
 TARGET, _ = default_paths()
-LONG = {"temperature": 1.0, "max_new_tokens": 300, "ignore_eos": True}
+LONG = {"temperature": 1.0, "ignore_eos": True}
+ABORTED, WHOLE = 1500, 300
+"""Tokens of rollouts that are to be aborted in time on a busy machine too, and of those that are waited for."""
 Checksums = list[dict[str, str]]
 
 
@@ -61,8 +63,8 @@ def requests_at(trainer: Trainer) -> int:
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-def generate(trainer: Trainer) -> list[dict[str, Any]]:
-    body = {"text": PROMPTS[:4], "sampling_params": LONG, "return_logprob": True}
+def generate(trainer: Trainer, tokens: int = ABORTED) -> list[dict[str, Any]]:
+    body = {"text": PROMPTS[:4], "sampling_params": LONG | {"max_new_tokens": tokens}, "return_logprob": True}
     answers: list[dict[str, Any]] = trainer.http.post("/generate", json=body).raise_for_status().json()
     return answers
 
@@ -139,7 +141,7 @@ def test_miles(trainer: Trainer, arrived: Callable[[], bool], moved: Path, trans
     for rank in (1, -1):
         assert trainer.http.get("/parallelism_config", params={"rank": rank}).status_code == 400
     with ThreadPoolExecutor(1) as pool:
-        rollouts = pool.submit(generate, trainer)
+        rollouts = pool.submit(generate, trainer, ABORTED if mode == "abort" else WHOLE)
         until_under_way(trainer)
         made(trainer, "pause_generation", mode=mode)
         if mode != "in_place":

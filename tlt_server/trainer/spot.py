@@ -115,9 +115,8 @@ class Spot:
         return None
 
 
-LATE_S, LONG_S = 0.1, 2.0
-"""From a server's decode steps until its report of them is heard, by and large; between two reports of one that
-decodes."""
+LATE_S, LONG_S = 0.2, 2.0
+"""From a server's decode steps until its report of them is heard, at most; between two reports of one that decodes."""
 QUIET_EVERY_S = 10.0
 """Training rests until a report tells of steps without it, at least so often: others are held against those."""
 STEPS_KEPT = 512
@@ -138,22 +137,25 @@ class _Decoding:
     """What is known of a server. decoded, expected: as it said at `at`. quiet: when it last told of steps without
     training.
 
-    before: of the last report, seconds of its steps, and of training by itself beside them, over those expected; None:
-    there is none to compare with. What else slows steps down changes little from one report to the next, so the cost
-    is the slope of changes in the former by changes in the latter, by least squares. sums: of squares of the latter, of
-    products, of squares of the former, and of ones. training: seconds, in `all`."""
+    since: the same three of the report that a stretch of steps began with. Stretches meet where training neither began
+    nor ended while the report was on its way: so what was trained in each is known. before: of the last one, seconds of
+    its steps, and of training by itself beside them, over those expected; None: there is none to compare with. What
+    else slows steps down changes little from one stretch to the next, so the cost is the slope of changes in the former
+    by changes in the latter, by least squares. sums: of squares of the latter, of products, of squares of the former,
+    and of ones. training: seconds, in `all`."""
 
     at: float
     decoded: float
     expected: float
     quiet: float = -math.inf
+    since: tuple[float, float, float] | None = None
     before: tuple[float, float] | None = None
     sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     training: float = 0.0
     all: float = 0.0
 
     def learn(self, ratio: float, share: float) -> None:
-        """Of a report."""
+        """Of a stretch."""
         if self.before is not None:
             by, more = ratio - self.before[0], share - self.before[1]
             new = more * more, by * more, by * by, 1.0
@@ -235,22 +237,30 @@ class Pace:
         elif expected > known.expected:
             took, expects = decoded - known.decoded, expected - known.expected
             # longer ago it had nothing to decode, and training went as fast as it could
-            if 0 < now - known.at < LONG_S and took < FAR * expects < FAR * FAR * took:
-                self._learn(known, took, expects, now)
-            else:
-                known.before = None
+            if not 0 < now - known.at < LONG_S or not took < FAR * expects < FAR * FAR * took:
+                known.since = known.before = None
+            if self._is_clear(now):
+                self._learn(known, decoded, expected, now)
             known.at, known.decoded, known.expected = now, decoded, expected
 
     def forget(self, server: str) -> None:
         """It is on no GPU of ours, or gone."""
         self._servers.pop(server, None)
 
-    def _learn(self, of: _Decoding, took: float, expected: float, now: float) -> None:
-        trained = self._trained(of.at - LATE_S, now - LATE_S) * min(1.0, took / (now - of.at))
-        if not self._trained(of.at - 2 * LATE_S, now):
-            of.quiet = now
-        of.learn(took / expected, trained / expected)
-        of.training, of.all = KEPT * of.training + trained, KEPT * of.all + took
+    def _is_clear(self, now: float) -> bool:
+        """Whether training neither began nor ended in what a report heard now may be of."""
+        begun = [] if self._began is None else [self._began[0]]
+        return not any(now - LATE_S < at < now for at in (*begun, *(end for step in self._steps for end in step[:2])))
+
+    def _learn(self, of: _Decoding, decoded: float, expected: float, now: float) -> None:
+        if of.since is not None:
+            at, took, expects = of.since[0], decoded - of.since[1], expected - of.since[2]
+            trained = self._trained(at - LATE_S / 2, now - LATE_S / 2) * min(1.0, took / (now - at))
+            if not trained:
+                of.quiet = now
+            of.learn(took / expects, trained / expects)
+            of.training, of.all = KEPT * of.training + trained, KEPT * of.all + took
+        of.since = now, decoded, expected
 
     def _trained(self, since: float, until: float) -> float:
         """Seconds between, as long as steps take by themselves; one that is not over has as many turns as the last."""
