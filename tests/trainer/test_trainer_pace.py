@@ -150,6 +150,18 @@ def test_a_first_step_that_compiles_does_not_keep_training_away() -> None:
     assert not pace.rests(41.1)
 
 
+def test_a_first_step_that_compiles_says_nothing_of_what_training_costs() -> None:
+    pace, now = Pace(0.03), 0.0
+    for second in range(30):
+        if second == 6:
+            pace.began(now - 0.5, 100)
+        if second == 26:
+            pace.ended(now - 0.5)
+        pace.heard("one", now, now, now)  # nothing is slower meanwhile
+        now += 1.0
+    assert pace.cost == 1.0
+
+
 def test_a_step_that_waits_for_its_turns_costs_no_more_than_one_that_has_the_gpu_to_itself() -> None:
     pace = Pace(0.05)
     pace.began(0.0, 100)

@@ -124,11 +124,11 @@ STEPS_KEPT = 512
 FAR = 1e3
 """Times as long as expected, or less, that nobody's steps take: a report that says so teaches nothing."""
 KEPT = 0.98
-"""Of what is known, with each report: that of the last fifty or so."""
+"""Of what is known, with each stretch of steps: that of the last fifty or so."""
 LEAST_COST, COST_SPREAD = 0.05, 0.5
 """The least that is believed; and how far from 1, the most, a cost may well lie before anything was measured."""
 LEAST_SCATTER = 0.03
-"""Of what steps take over what they are expected to, from one report to the next, a standard deviation: steps are
+"""Of what steps take over what they are expected to, from one stretch to the next, a standard deviation: steps are
 counted a little before a report is heard."""
 
 
@@ -137,8 +137,8 @@ class _Decoding:
     """What is known of a server. decoded, expected: as it said at `at`. quiet: when it last told of steps without
     training.
 
-    since: the same three of the report that a stretch of steps began with. Stretches meet where training neither began
-    nor ended while the report was on its way: so what was trained in each is known. before: of the last one, seconds of
+    since: the same three of the report that a stretch of steps began with. Stretches meet where nothing was trained
+    while the report was on its way: so what was trained in each is known. before: of the last one, seconds of
     its steps, and of training by itself beside them, over those expected; None: there is none to compare with. What
     else slows steps down changes little from one stretch to the next, so the cost is the slope of changes in the former
     by changes in the latter, by least squares. sums: of squares of the latter, of products, of squares of the former,
@@ -190,8 +190,9 @@ class Pace:
 
     def __init__(self, budget: float) -> None:
         self._budget = budget
-        self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS_KEPT)
+        self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS_KEPT)  # when each began, its seconds by itself
         self._began: tuple[float, int] | None = None
+        self._ended = -math.inf
         self._quickest = math.inf  # seconds an entry
         self._servers: dict[str, _Decoding] = {}
         self._next = -math.inf
@@ -218,14 +219,14 @@ class Pace:
     def ended(self, now: float) -> None:
         """It is over. The first step is nobody's loss: kernels are compiled in it, on the CPU."""
         assert self._began is not None
-        (began, entries), self._began = self._began, None
+        (began, entries), self._began, self._ended = self._began, None, now
         took, is_first = now - began, bool(entries) and self._quickest == math.inf
         if entries:
             self._quickest = min(self._quickest, took / entries)
         if is_first:
             return
         alone = self._quickest * entries if entries else took
-        self._steps.append((began, now, alone / took if took else 1.0))
+        self._steps.append((began, alone))
         # of P seconds in which so many are lost P - lost are left: lost / (P - lost) is the budget
         self._next = max(self._next, began) + self.cost * alone * (1 + 1 / self._budget)
 
@@ -239,7 +240,7 @@ class Pace:
             # longer ago it had nothing to decode, and training went as fast as it could
             if not 0 < now - known.at < LONG_S or not took < FAR * expects < FAR * FAR * took:
                 known.since = known.before = None
-            if self._is_clear(now):
+            if self._began is None and self._ended <= now - LATE_S:
                 self._learn(known, decoded, expected, now)
             known.at, known.decoded, known.expected = now, decoded, expected
 
@@ -247,24 +248,12 @@ class Pace:
         """It is on no GPU of ours, or gone."""
         self._servers.pop(server, None)
 
-    def _is_clear(self, now: float) -> bool:
-        """Whether training neither began nor ended in what a report heard now may be of."""
-        begun = [] if self._began is None else [self._began[0]]
-        return not any(now - LATE_S < at < now for at in (*begun, *(end for step in self._steps for end in step[:2])))
-
     def _learn(self, of: _Decoding, decoded: float, expected: float, now: float) -> None:
         if of.since is not None:
             at, took, expects = of.since[0], decoded - of.since[1], expected - of.since[2]
-            trained = self._trained(at - LATE_S / 2, now - LATE_S / 2) * min(1.0, took / (now - at))
+            trained = sum(alone for began, alone in self._steps if began >= at) * min(1.0, took / (now - at))
             if not trained:
                 of.quiet = now
             of.learn(took / expects, trained / expects)
             of.training, of.all = KEPT * of.training + trained, KEPT * of.all + took
         of.since = now, decoded, expected
-
-    def _trained(self, since: float, until: float) -> float:
-        """Seconds between, as long as steps take by themselves; one that is not over has as many turns as the last."""
-        steps = [*self._steps]
-        if self._began is not None:
-            steps.append((self._began[0], until, steps[-1][2] if steps else 1.0))
-        return sum(share * max(0.0, min(ended, until) - max(began, since)) for began, ended, share in steps)
