@@ -74,6 +74,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "step_modes": (step.table, ["step_modes.h200"]),
     "step_muted": (step.table, ["step_muted.h200"]),
     "sharing": (sharing.table, ["sharing.h200"]),
+    "sharing_1": (sharing.table, ["sharing_1.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
     "trainer_shapes": (training.shapes, ["trainer_1500m.h200", "trainer.h200"]),
     "trainer_32b": (training.shapes, ["trainer_32b.h200"]),

@@ -94,11 +94,11 @@ QUESTIONS = (
         [("unexpected checksums", "unexpected_checksums", "{:,}"), ("failed requests", "failed_requests", "{:,}")],
     ),
     Question(
-        "What does it cost to send hidden states to a trainer? All states, 128 requests",
+        "What does it cost to send hidden states to a trainer? 32 requests",
         "capture.h200",
         "speed.md#capture",
         [
-            ("share of the rate", "capture_overhead_everything_batch_128", "{:.1%}"),
+            ("share of the rate", "capture_overhead_default_batch_32", "{:.1%}"),
             ("states that are wrong", "wrong_states", "{:,}"),
         ],
     ),
