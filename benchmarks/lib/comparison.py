@@ -42,6 +42,11 @@ class Measured:
         pairs = zip(self.windows[side, load], self.windows[PLAIN, load], strict=True)
         return [rate(ours) / _rate(plain) for ours, plain in pairs if ours and plain]
 
+    def slowdowns(self, side: str, load: str) -> list[float]:
+        """By what share a side's steps take longer than plain's, round by round, whatever they accept."""
+        pairs = zip(self.windows[side, load], self.windows[PLAIN, load], strict=True)
+        return [_step_ms(ours) / _step_ms(plain) - 1 for ours, plain in pairs if ours and plain]
+
 
 def mean_rate(windows: Sequence[Window]) -> float:
     """Tokens/s over all windows together, which are of equally many steps. A median would pass over the steps in which
@@ -52,6 +57,10 @@ def mean_rate(windows: Sequence[Window]) -> float:
 
 def _rate(windows: Sequence[Window]) -> float:
     return median(window.tokens_per_s for window in windows)
+
+
+def _step_ms(windows: Sequence[Window]) -> float:
+    return median(window.step_ms for window in windows)
 
 
 def measure(groups: Sequence[Sequence[Side]], loads: Sequence[Load], site: Site, rounds: int) -> list[Measured]:
