@@ -125,28 +125,11 @@ def measure_group(
     race: bool = False,
 ) -> Iterator[Measured]:
     """One group, whose servers stand already: what there is after each round. tick: called before each visit."""
-    broken: set[str] = set()
-    strategies = Strategies()
-
-    def give(side: Side, load: Load, warm: bool) -> tuple[list[Window], Selection | None]:
-        """A load's windows, and what was chosen; of a server that has failed once, none from then on."""
-        server, chosen = servers[side.server], None
-        if side.server in broken:
-            return [], None
-        with awake(server), strategies.active(server, side):
-            before = decode(server, load) if side.learns else []
-            found = (before if warm else []) + decode(server, load)
-            if side.learns and not server.failed:
-                chosen = selection(server)
-        if server.failed:
-            logging.error("%s failed, and is left out from here on:\n%s", side.server, tail(server.log))
-            broken.add(side.server)
-        return found, chosen
-
+    visits = _Visits(servers)
     for side in group:  # the first time, kernels are compiled and prompts prefilled
         for load in _asked(side, loads):
             tick(side, load)
-            give(side, load.warm_up, warm=False)
+            visits.give(side, load.warm_up, warm=False)
     windows: dict[tuple[str, str], list[list[Window]]] = defaultdict(list)
     selections: dict[tuple[str, str], list[Selection]] = defaultdict(list)
     for round_ in range(rounds):
@@ -159,17 +142,35 @@ def measure_group(
                 tick(side, load)
                 found, chosen = [], None
                 if side.name not in left_out:
-                    found, chosen = give(side, visit(side, load), warm=round_ > 0 and side.remembers)
+                    found, chosen = visits.give(side, visit(side, load), warm=round_ > 0 and side.remembers)
                 windows[side.name, load.name].append(found)
                 selections[side.name, load.name] += [chosen] if chosen else []
         asked = [servers[side.server] for side in servers_of(group)]
-        yield Measured(
-            group,
-            {key: list(found) for key, found in windows.items()},
-            sum(each.requests for each in asked),
-            sum(each.failed for each in asked),
-            {key: list(found) for key, found in selections.items()},
-        )
+        requests, failed = sum(each.requests for each in asked), sum(each.failed for each in asked)
+        kept = {key: list(found) for key, found in windows.items()}
+        yield Measured(group, kept, requests, failed, {key: list(found) for key, found in selections.items()})
+
+
+class _Visits:
+    """What loads give on servers, each of which is left out from its first failure on."""
+
+    def __init__(self, servers: Mapping[str, SideServer]) -> None:
+        self._servers, self._broken, self._strategies = servers, set[str](), Strategies()
+
+    def give(self, side: Side, load: Load, warm: bool) -> tuple[list[Window], Selection | None]:
+        """A load's windows, and what was chosen."""
+        server, chosen = self._servers[side.server], None
+        if side.server in self._broken:
+            return [], None
+        with awake(server), self._strategies.active(server, side):
+            before = decode(server, load) if side.learns else []
+            found = (before if warm else []) + decode(server, load)
+            if side.learns and not server.failed:
+                chosen = selection(server)
+        if server.failed:
+            logging.error("%s failed, and is left out from here on:\n%s", side.server, tail(server.log))
+            self._broken.add(side.server)
+        return found, chosen
 
 
 def merged(groups: Sequence[Measured]) -> Measured:

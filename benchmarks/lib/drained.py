@@ -32,11 +32,8 @@ def drain_figures(
 ) -> Figures:
     """Times and speed-ups of all sides; the bandit against the others and the oracle.
 
-    Args:
-        found: drains of each side, by round, in which it may have had several.
-        fixed: sides of one arm, or off.
-        known: from all their steps.
-        what: the batch, in the figures' names.
+    found: drains of each side, by round, in which it may have had several. fixed: sides of one arm, or off. known: from
+    all their steps. what: the batch, in the figures' names.
     """
     figures = Figures()
     for side, rounds in found.items():

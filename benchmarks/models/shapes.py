@@ -33,6 +33,8 @@ from tlt_server.launch import has_gpu
 SHARD_BYTES = 1 << 30
 """Of a weight file at most, if one weight is not larger."""
 RECIPE = "recipe.json"
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+"""Files of a target, beside its weights."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 Recipe = Mapping[str, Any]
@@ -97,22 +99,13 @@ def build(
 
     They are written beside it and moved there when whole. Memory holds two of the files of 1 GiB at a time.
 
-    Args:
-        shape: a name in SHAPES, or sizes that the embedded models fit into.
-        workload: whose models.
-        dtype: of all weights.
-        device: where random numbers are drawn; a GPU if there is one. They differ between a GPU and a CPU.
-        seed: of what is random.
-        names: of those that are written, of MODELS.
-        fp8: the target's layers are quantized (blocks.py), a drafter's never.
-
-    Raises:
-        ConfigError: an unknown name, sizes too small, something else in `folder`, or too little space on its disk.
+    shape: a name in SHAPES, or sizes that the embedded models fit into. workload: whose models. dtype: of all weights.
+    device: where random numbers are drawn, which differ between a GPU and a CPU; a GPU if there is one. seed: of what
+    is random. names: of those that are written, of MODELS. fp8: the target's layers are quantized (blocks.py), a
+    drafter's never. ConfigError: an unknown name, sizes too small, something else in `folder`, or too little space on
+    its disk.
     """
-    if isinstance(shape, str):
-        if shape not in SHAPES:
-            raise ConfigError(f"shape {shape}: not known. Choose one of {', '.join(SHAPES)}")
-        shape = SHAPES[shape]
+    shape = shape if isinstance(shape, Shape) else _named(shape)
     embedded = {name: workload.models / name for name in MODELS}
     small = load_target(embedded["target"]).shape
     _check_fits(small, shape)
@@ -133,11 +126,18 @@ def build(
             if fp8 and name == "target":
                 config, weights = config | blocks.CONFIG, blocks.in_blocks(weights)
             _write(whole / name, config, weights)
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json") if "target" in wanted else ():
-            shutil.copyfile(embedded["target"] / file, whole / "target" / file)
+        if "target" in wanted:
+            for file in BESIDE:
+                shutil.copyfile(embedded["target"] / file, whole / "target" / file)
         (whole / RECIPE).write_text(json.dumps(recipe, indent=2) + "\n")
         whole.rename(folder)
     return built
+
+
+def _named(shape: str) -> Shape:
+    if shape not in SHAPES:
+        raise ConfigError(f"shape {shape}: not known. Choose one of {', '.join(SHAPES)}")
+    return SHAPES[shape]
 
 
 def _check_fits(small: model.Shape, large: Shape) -> None:

@@ -1,17 +1,20 @@
 """Two real servers as a fleet, on the embedded model: publications go through, and one of them is killed."""
 
+import itertools
 import os
 import shutil
 import signal
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import torch
 from safetensors.torch import load_file, save_file
-from tlt_client import Client, SamplingParams
+from tlt_client import Client, Rollout, SamplingParams
 from tlt_client.errors import RequestUnserved
 
 from tlt_server.demo import default_paths
@@ -80,55 +83,70 @@ def _answers(url: str, folder: Path, prompts: list[str]) -> Answers:
         return {prompt: client.generate(prompt, GREEDY).tokens for prompt in prompts}
 
 
-def _through(
-    url: str, members: list[Running], kinds: list[Path], prompts: list[str], expected: list[Answers]
-) -> Figures:
-    counts = dict.fromkeys(("rollouts", "rollouts_lost", "stale_served", "wrong_tokens"), 0)
-    published, counting, ended = [0], threading.Lock(), threading.Event()
+class _Asking:
+    """Clients that ask a fleet for greedy responses, one after another, and what they counted.
 
-    def ask(number: int) -> None:
-        with Client(url) as client:
-            for count in range(number, 10**9, CLIENTS):
-                if ended.is_set():
+    expected: what each kind of checkpoint answers, by prompt. published: numbers of publications, the newest last.
+    """
+
+    def __init__(self, url: str, prompts: list[str], expected: list[Answers]) -> None:
+        self._url, self._prompts, self._expected = url, prompts, expected
+        self.counts = dict.fromkeys(("rollouts", "rollouts_lost", "stale_served", "wrong_tokens"), 0)
+        self.published = [0]
+        self._counting, self._ended = threading.Lock(), threading.Event()
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Meanwhile they ask."""
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            asking = [pool.submit(self._ask, number) for number in range(CLIENTS)]
+            try:
+                yield
+            finally:
+                self._ended.set()
+            for each in asking:
+                each.result()
+
+    def _ask(self, number: int) -> None:
+        with Client(self._url) as client:
+            for count in itertools.count(number, CLIENTS):
+                if self._ended.is_set():
                     return
-                prompt, least = prompts[count % len(prompts)], published[-1]
+                prompt, least = self._prompts[count % len(self._prompts)], self.published[-1]
                 try:
                     rollout = client.generate(prompt, GREEDY)
                 except RequestUnserved:
                     rollout = None
-                with counting:
-                    counts["rollouts"] += 1
-                    if rollout is None:
-                        counts["rollouts_lost"] += 1
-                        continue
-                    spans = [
-                        int(span.version.removeprefix("v") if span.version != "default" else 0)
-                        for span in rollout.weight_versions
-                    ]
-                    counts["stale_served"] += min(spans) < least
-                    one = len(set(spans)) == 1  # an update that waits for running requests is between two
-                    counts["wrong_tokens"] += one and rollout.tokens != expected[spans[0] % 2][prompt]
+                with self._counting:
+                    self._count(prompt, rollout, least)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    try:
-        with Client(url) as trainer:
-            for number in range(1, PUBLICATIONS + 1):
-                time.sleep(REST_S)
-                if number == KILLED_AT:
-                    os.killpg(members[1].pid, signal.SIGKILL)
-                trainer.update_weights_from_disk(str(kinds[number % 2]), f"v{number}")
-                published.append(number)
+    def _count(self, prompt: str, rollout: Rollout | None, least: int) -> None:
+        """least: the publication that was the newest when it was asked for."""
+        self.counts["rollouts"] += 1
+        if rollout is None:
+            self.counts["rollouts_lost"] += 1
+            return
+        names = (span.version for span in rollout.weight_versions)
+        spans = [0 if name == "default" else int(name.removeprefix("v")) for name in names]
+        self.counts["stale_served"] += min(spans) < least
+        one = len(set(spans)) == 1  # an update that waits for running requests is between two
+        self.counts["wrong_tokens"] += one and rollout.tokens != self._expected[spans[0] % 2][prompt]
+
+
+def _through(
+    url: str, members: list[Running], kinds: list[Path], prompts: list[str], expected: list[Answers]
+) -> Figures:
+    asking = _Asking(url, prompts, expected)
+    with asking.going_on(), Client(url) as trainer:
+        for number in range(1, PUBLICATIONS + 1):
             time.sleep(REST_S)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    with httpx.Client() as http:
-        states = [each["state"] for each in http.get(f"{url}/tlt/v1/fleet").json()["replicas"]]
+            if number == KILLED_AT:
+                os.killpg(members[1].pid, signal.SIGKILL)
+            trainer.update_weights_from_disk(str(kinds[number % 2]), f"v{number}")
+            asking.published.append(number)
+        time.sleep(REST_S)
+    states = [each["state"] for each in httpx.get(f"{url}/tlt/v1/fleet").json()["replicas"]]
     if states != ["ready", "quarantined"]:
         raise ServerFailed(f"the members are {states} at the end, and one was killed")
-    return {f"real_{name}" if name == "rollouts" else name: value for name, value in counts.items()} | {
-        "real_publications": PUBLICATIONS
-    }
+    counts: Figures = {f"real_{name}" if name == "rollouts" else name: value for name, value in asking.counts.items()}
+    return counts | {"real_publications": PUBLICATIONS}

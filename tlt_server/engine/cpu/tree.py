@@ -64,32 +64,25 @@ def build_tree_kernel_efficient_cpu(
 ) -> None:
     """Lay out each request's tree of `draft_token_num` nodes, the last committed token being its root.
 
-    Reads
-        parent_list        [bs, 1 + topk * (depth - 1)] int64, [bs, 0] at depth 1: the place of each beam's token
-        selected_index     [bs, nodes - 1] int64, ascending: the places that were kept, hence parents before children
-        verified_seq_len   [bs] int64: tokens in the KV cache, the root not among them
-    Writes
-        tree_mask          flat bool: a node sees itself, its ancestors and the root. QLEN_ONLY: [bs * nodes * nodes].
-                           FULL_MASK: each row is preceded by its request's committed tokens, which are left as they are
-        positions          [bs * nodes] int64: of each node in its sequence
-        retrive_index      [bs, nodes] int64: of each node in the batch
-        retrive_next_token, retrive_next_sibling
-                           [bs, nodes] int64: a node's first child and its next sibling, by index in the request, -1 for
-                           none. Siblings run in ascending order, so the drafter's best comes first at depth 1
+    parent_list: [bs, 1 + topk * (depth - 1)] int64, [bs, 0] at depth 1: the place of each beam's token.
+    selected_index: [bs, nodes - 1] int64, ascending: the places that were kept, hence parents before children.
+    verified_seq_len: [bs] int64: tokens in the KV cache, the root not among them.
 
-    A node without parent is linked to nothing, so it is never accepted.
-    Raises UnsupportedError: a mask mode that has no CPU form.
+    Written: tree_mask, flat bool: a node sees itself, its ancestors and the root; QLEN_ONLY: [bs * nodes * nodes];
+    FULL_MASK: each row after its request's committed tokens, which are left as they are. positions: [bs * nodes] int64,
+    of each node in its sequence. retrive_index: [bs, nodes] int64, of each node in the batch. retrive_next_token,
+    retrive_next_sibling: [bs, nodes] int64, a node's first child and next sibling in the request, -1 for none, in
+    ascending order, so that the drafter's best comes first at depth 1. A node without parent is linked to nothing, so
+    it is never accepted. UnsupportedError: a mask mode that has no CPU form.
     """
     is_parent = _is_parent(parent_list, selected_index, topk)
     bs, nodes, _ = is_parent.shape
     parents = is_parent.float()
-
     # A power of (self or parent) counts the paths of at most that many hops: every ancestor is reached in `depth`.
     visible = torch.linalg.matrix_power(parents + torch.eye(nodes, device=parents.device), depth) > 0
     visible[:, :, 0] = True
     _write_mask(visible, verified_seq_len, tree_mask, int(tree_mask_mode))
     positions.view(bs, nodes).copy_(visible.sum(-1) - 1 + verified_seq_len[:, None])
-
     share_a_parent = (parents @ parents.mT) > 0
     retrive_index.copy_(torch.arange(bs * nodes, device=parents.device).view(bs, nodes))
     retrive_next_token.copy_(_first(is_parent.mT))
