@@ -102,6 +102,12 @@ def test_whoever_waits_no_longer_makes_way_for_others() -> None:
     assert meet(demands, 1, 0.02, lambda: iter(())) == (0, False)
 
 
+def test_nobody_wants_it_judged_once_who_asked_for_steps_alone_is_gone() -> None:
+    demands = Demands()
+    assert asyncio.run(demands.meet(5, 0.02, never, "taken")) == (0, False)
+    assert not demands.take(), "a step that was under way"
+
+
 def test_steps_of_who_is_gone_are_not_taken() -> None:
     demands = Demands()
     assert asyncio.run(demands.meet(5, 3600, at_once)) == (0, False)

@@ -133,6 +133,36 @@ def test_with_a_slowdown_that_is_allowed_load_makes_a_rank_rest_and_no_more() ->
     assert scene.workers.asked() == (0,), "whose memory it is has the GPU to itself"
 
 
+def test_what_was_trained_while_rollouts_had_drained_is_not_held_against_it() -> None:
+    scene = Scene(msgspec.structs.replace(SETTINGS, slowdown=0.05))
+    scene.hello("one", "a")
+    scene.workers.yielded(0)
+    scene.load(0, "one")
+    scene.load(0, "one", seconds=3)
+    for _ in range(20):
+        with scene.workers.computing(CPU, 4096):
+            scene.load(0, "one", seconds=1)
+    scene.load(5, "one", seconds=1)
+    assert scene.workers.training() == (0, 1), "no rollout has lost anything yet"
+    with scene.workers.computing(CPU, 4096):
+        scene.hands.now += 1
+    scene.load(5, "one", seconds=1)
+    assert not scene.workers.training()
+
+
+@pytest.mark.parametrize("then", [0, 5])
+def test_a_step_that_load_comes_to_or_leaves_is_held_against_it(then: int) -> None:
+    scene = Scene(msgspec.structs.replace(SETTINGS, slowdown=0.05))
+    scene.hello("one", "a")
+    scene.workers.yielded(0)
+    scene.load(5 - then, "one")
+    scene.load(5 - then, "one", seconds=3)
+    with scene.workers.computing(CPU):
+        scene.load(then, "one", seconds=3)
+    scene.load(5, "one", seconds=1)
+    assert not scene.workers.training()
+
+
 def test_servers_of_other_devices_do_not_make_it_rest() -> None:
     scene = Scene(msgspec.structs.replace(SETTINGS, slowdown=0.05))
     scene.hello("one", "c")

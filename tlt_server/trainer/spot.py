@@ -175,17 +175,24 @@ class _Decoding:
         return 1.0 + sure * (slope - 1.0), COST_SPREAD * math.sqrt(1.0 - sure)
 
     @property
+    def cost(self) -> float:
+        """That which is nearest to one of what may be: a standard deviation more than is likely, and two less."""
+        middle, off = self.likely
+        return max(LEAST_COST, min(max(1.0, middle - 2 * off), middle + off))
+
+    @property
     def slowdown(self) -> float:
         """Of its steps."""
-        lost = min(1.0, max(0.0, self.likely[0])) * self.training
+        lost = max(0.0, self.likely[0]) * self.training
         return lost / (self.all - lost) if self.all > lost else 0.0
 
 
 class Pace:
     """How fast training goes on a GPU whose rollouts do not drain: their decode steps are slowed down by `budget`, a
-    share. On a GPU that gives processes their turns, a step costs them at most the time that it takes with the GPU to
-    itself, however long it waits for turns: what the quickest took for as many entries. What it does cost their own
-    step times say: with training beside them, over those without. Of several servers the one that loses most counts.
+    share. On a GPU that gives processes their turns, a step costs them about the time that it takes with the GPU to
+    itself, however long it waits for turns: what the quickest took for as many entries. Less or more it costs where
+    their own step times surely say so: with training beside them, over those without. Of several servers the one that
+    loses most counts.
     """
 
     def __init__(self, budget: float) -> None:
@@ -199,8 +206,8 @@ class Pace:
 
     @property
     def cost(self) -> float:
-        """Seconds of decoding for a second of training by itself: one at most, and rather more than less."""
-        return min(1.0, max(LEAST_COST, max((sum(each.likely) for each in self._servers.values()), default=1.0)))
+        """Seconds of decoding for a second of training by itself: of what may well be, that which is nearest to one."""
+        return max((each.cost for each in self._servers.values()), default=1.0)
 
     @property
     def slowdown(self) -> float:
@@ -216,8 +223,9 @@ class Pace:
         """A step of so many entries, or a judgement."""
         self._began = now, entries
 
-    def ended(self, now: float) -> None:
-        """It is over. The first step is nobody's loss: kernels are compiled in it, on the CPU."""
+    def ended(self, now: float, beside: bool = True) -> None:
+        """It is over. The first step is nobody's loss: kernels are compiled in it, on the CPU; nor is one that was not
+        beside rollouts."""
         assert self._began is not None
         (began, entries), self._began, self._ended = self._began, None, now
         took, is_first = now - began, bool(entries) and self._quickest == math.inf
@@ -227,8 +235,9 @@ class Pace:
             return
         alone = self._quickest * entries if entries else took
         self._steps.append((began, alone))
-        # of P seconds in which so many are lost P - lost are left: lost / (P - lost) is the budget
-        self._next = max(self._next, began) + self.cost * alone * (1 + 1 / self._budget)
+        if beside:
+            # of P seconds in which so many are lost P - lost are left: lost / (P - lost) is the budget
+            self._next = max(self._next, began) + self.cost * alone * (1 + 1 / self._budget)
 
     def heard(self, server: str, decoded: float, expected: float, now: float) -> None:
         """decoded, expected: seconds of its decode steps until now, as `Hello` has them."""

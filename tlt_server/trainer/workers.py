@@ -144,11 +144,13 @@ class Workers:
             yield
             return
         with self._lock:
-            self._pace.began(self._clock(), entries)
+            beside = self._is_loaded(now := self._clock())
+            self._pace.began(now, entries)
         yield
         settle(device)
         with self._lock:
-            self._pace.ended(self._clock())
+            loaded = self._is_loaded(now := self._clock())
+            self._pace.ended(now, beside or loaded)
 
     def asked(self) -> tuple[int, ...]:
         """Ranks that are to give their devices back; `yielded` says that one has."""

@@ -9,19 +9,19 @@ learnt from in that time. Before all, the trainer has the GPU to itself, as betw
 """
 
 import argparse
+import asyncio
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
 
 import httpx
-from tlt_client import Client
+from tlt_client import AsyncClient, Client
 
 from benchmarks.lib import command, tables
 from benchmarks.lib.command import EMBEDDED, Models
@@ -64,21 +64,23 @@ class Scene:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Meanwhile it is asked for one step after another."""
-        over = threading.Event()
+        """Meanwhile it takes steps. All were asked for at once: after the last one it would give its memory back."""
 
-        def ask() -> None:
-            with Client(self._url) as trainer:
-                while not over.is_set():
-                    trainer.train_drafter(1, within_s=60, until="taken")
+        async def ask() -> None:
+            async with AsyncClient(self._url) as trainer:
+                await trainer.train_drafter(10**5, within_s=600, until="taken")
 
+        loop = asyncio.new_event_loop()
+        asking = loop.create_task(ask())
         with ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(ask)
+            ended = pool.submit(loop.run_until_complete, asking)
             try:
                 yield
             finally:
-                over.set()
-                asking.result()
+                loop.call_soon_threadsafe(asking.cancel)
+                with suppress(asyncio.CancelledError):
+                    ended.result()
+        loop.close()
 
     def status(self) -> dict[str, float]:
         found: dict[str, float] = httpx.get(f"{self._url}/tlt/v1/train/status").raise_for_status().json()

@@ -30,6 +30,7 @@ class Demands:
 
     def __init__(self) -> None:
         self._now: _Demand | None = None
+        self._until: TrainedUntil = "active"  # of the newest
         self.ended = False
         """Whether the trainer ends: nothing is taken any more."""
 
@@ -43,6 +44,7 @@ class Demands:
         if self._now is not None:
             return None
         self._now = now = _Demand(steps, until, is_due=not steps and until != "taken")
+        self._until = until
         began = time.monotonic()
         try:
             while not (now.is_over or self.ended) and time.monotonic() < began + within_s and not await is_gone():
@@ -78,11 +80,11 @@ class Demands:
         return True
 
     def take(self) -> bool:
-        """A step was taken; whether it is the last for now, and is to be judged."""
+        """A step was taken; whether it is the last for now, and is to be judged, were who asked for it gone or not."""
         if now := self._now:
             now.taken += 1
             now.is_over = now.until == "taken" and not self.left
-        return not self.left and (now is None or now.until != "taken")
+        return not self.left and self._until != "taken"
 
     def settle(self, *, on_its_way: bool = False) -> None:
         """Nothing is left to judge. on_its_way: what was published is."""
