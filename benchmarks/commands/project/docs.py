@@ -39,6 +39,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "accept_length_eagle3": (tables.accept_length, ["accept_length_eagle3.h200"]),
     "accept_length_simulated": (tables.accept_length, ["accept_length_simulated.h200"]),
     "accept_length_cpu": (tables.accept_length, ["accept_length.cpu2"]),
+    "shapes_dense": (bench_shapes.table, ["shapes_dense.h200"]),
     "shapes": (bench_shapes.table, ["shapes.h200"]),
     "context": (tables.context, ["context.h200"]),
     "profile": (breakdown.as_markdown, ["profile.h200"]),
@@ -74,9 +75,9 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "step_modes": (step.table, ["step_modes.h200"]),
     "step_muted": (step.table, ["step_muted.h200"]),
     "sharing": (sharing.table, ["sharing.h200"]),
-    "sharing_1": (sharing.table, ["sharing_1.h200"]),
+    "sharing_hass": (sharing.table, ["sharing_hass.h200"]),
     "trainer": (training.trainer, ["trainer.h200"]),
-    "trainer_shapes": (training.shapes, ["trainer_1500m.h200", "trainer.h200"]),
+    "trainer_1500m": (training.shapes, ["trainer_1500m.h200"]),
     "trainer_32b": (training.shapes, ["trainer_32b.h200"]),
 }
 """Each block's table, and the results that it is made of."""

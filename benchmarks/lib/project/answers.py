@@ -98,7 +98,7 @@ QUESTIONS = (
         "capture.h200",
         "speed.md#capture",
         [
-            ("share of the rate", "capture_overhead_default_batch_32", "{:.1%}"),
+            ("a step takes longer by", "capture_overhead_default_batch_32", "{:.1%}"),
             ("states that are wrong", "wrong_states", "{:,}"),
         ],
     ),
