@@ -226,6 +226,8 @@ def demo(
     require_fork()
     if json:
         results.require_place(json)
+    if part != "speculation":
+        results.require_place(plot, "--plot")
     figures, faults = run(part, problems, steps, plot, _out)
     if json:
         results.write(results.measured_here("demo", ["tlt-server", *sys.argv[1:]], figures), json)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,19 +71,35 @@ def running(
     module: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a Python module with its flags, its output in `log`; what it started and left is ended with it. It has a
-    process group of its own, so that Ctrl-C reaches it through this context alone."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=os.environ | (environment or {}),
-        )
+    process group of its own, so that Ctrl-C reaches it through this context alone; likewise SIGTERM, where nobody else
+    minds it."""
+    with _minding_termination():
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=os.environ | (environment or {}),
+            )
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+@contextlib.contextmanager
+def _minding_termination() -> Iterator[None]:
+    """Inside, SIGTERM unwinds the stack as Ctrl-C does. By itself it ends a process at once, whose children go on."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        yield process
+        yield
     finally:
-        _end(process)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Child(Protocol):
@@ -114,14 +131,16 @@ def tail(log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends it as Ctrl-C would; then whatever is left of the processes that it started."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=15)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """Ends it as Ctrl-C would; then whatever is left of the processes that it started, at once if told again."""
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=15)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextlib.contextmanager

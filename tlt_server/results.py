@@ -59,7 +59,7 @@ def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]
     )
 
 
-def require_place(path: Path) -> None:
+def require_place(path: Path, flag: str = "--json") -> None:
     """Makes the folder of a result to come. ConfigError: nothing can be written there, known before it is measured."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def require_place(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}; name a file in a folder that can be written") from error
+        raise ConfigError(f"{flag} {path}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 def write(result: Result, path: Path) -> None:
