@@ -34,6 +34,7 @@ PLACEHOLDERS = {
     "GROUP": "[a-z]+",
     "WHEN": "before|last",
     "ESTIMATE": "(accept_length|tokens_per_s|reward|accuracy)_[a-z_]+",
+    "TRAINER": "ours|(recipe|code)(_fast)?",
     "LOSS": "cross_entropy|total_variation|lk|lk_hybrid|hits",
     "SIZE": r"\d+[bgm]",
     "LINK": r"\d+g",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.commands.learning import long as bench_long
 from benchmarks.commands.learning import losses as bench_losses
-from benchmarks.commands.learning import sharing
+from benchmarks.commands.learning import recipes, sharing
 from benchmarks.commands.reload import scale
 from benchmarks.commands.speed import capture, graphs, history, siblings, switching
 from benchmarks.commands.speed import drain as bench_drain
@@ -54,6 +54,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "online": (online.online, ["online.h200"]),
     "losses": (bench_losses.shown, ["losses.cpu2"]),
+    "recipes": (recipes.shown, ["recipes.cpu2"]),
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "strategy_256": (bench_strategy.table, ["strategy_256.h200"]),
