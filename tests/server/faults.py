@@ -15,12 +15,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import torch
 from tlt_client import Client, DrafterUpdate, SamplingParams, TltClientError
+from tokenizers import Tokenizer
 
+from benchmarks.lib.training.learner import Learner, states
 from tests.server.conftest import PROMPTS
 from tests.server.warm import warm_process
 from tests.trainer.killed_trainers import Killer, kill_beside_a_stand_in
@@ -28,6 +32,8 @@ from tests.trainer.line import Line
 from tests.trainer.stand_in import Running as Trainer
 from tests.trainer.stand_in import contents, published, until
 from tlt_server import results
+from tlt_server.demo import default_paths
+from tlt_server.demo.reference import Reference
 from tlt_server.results import Figures
 
 log = logging.getLogger(__name__)
@@ -36,6 +42,9 @@ SAMPLING = SamplingParams(temperature=1, max_new_tokens=64)
 SLOW = 1e6
 """Bytes a second of the line while a drafter of 1.8 MB is on its way, so that it can be cut in the middle."""
 IN_THE_MIDDLE = 600_000
+ALIKE = 0.98
+"""Least cosine of a right state, in float32 by other kernels."""
+TARGET = default_paths()[0]
 BEYOND = 10
 """Versions that the trainer will not publish meanwhile."""
 GONE_S = 7.0
@@ -81,13 +90,17 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Scene:
-    """A server that decodes, its trainer, which does not run yet, and the lines between them."""
+    """A server that decodes, its trainer, which does not run yet, and the lines between them.
+
+    wrong: of each drafter that was looked at while it was in force, whether it is another than the trainer published.
+    """
 
     client: Client
     trainer: Trainer
     control: Line
     features: Line
     rollouts: Rollouts
+    wrong: list[bool] = field(default_factory=list)
 
     @property
     def live(self) -> int:
@@ -107,18 +120,27 @@ class Scene:
         version = self.client.drafter().newest + BEYOND
         self.client.update_drafter(DrafterUpdate(str(self.trainer.folder / "start"), version))
 
-    def grows(self, when: str) -> None:
-        """Waits until a newer drafter than now is in force."""
-        before = self.live
+    def grows(self, when: str) -> float:
+        """Waits until a newer drafter than now is in force, for so many seconds."""
+        before, began = self.live, time.monotonic()
         until(lambda: self.live > before, f"no drafter after {before} {when}: {self.trainer.log}")
+        seconds = time.monotonic() - began
+        self.look()
         log.info("drafter %d, %s", self.live, when)
+        return seconds
+
+    def look(self) -> None:
+        """At the drafter in force."""
+        live = self.client.drafter().live
+        self.wrong.append(contents(published(self.trainer, live.version)) != contents(Path(live.path)))
 
     def check(self) -> None:
         """Nothing failed, versions grew, and what is in force is what was published; the trainer is not to run."""
         assert not self.rollouts.failed, self.rollouts.failed
-        swapped, live = self.swapped(), self.client.drafter().live
+        swapped = self.swapped()
         assert swapped == sorted(set(swapped)), swapped
-        assert contents(published(self.trainer, live.version)) == contents(Path(live.path))
+        self.look()
+        assert not any(self.wrong), self.wrong
 
 
 @contextlib.contextmanager
@@ -143,11 +165,12 @@ def kill(scene: Scene, count: int, seed: int) -> Figures:
     """Kills the trainer at random moments, and starts it again."""
     killer = Killer(scene.trainer, lambda: None, scene.swapped, random.Random(seed))
     killer.kill(count)
-    return {"trainer_kills": count, "checkpoint_step": killer.saved}
+    return {"trainer_kills": count, "checkpoint_step": killer.saved, "recovery_s_kill": killer.recovered_s}
 
 
 def cut(scene: Scene, count: int) -> Figures:
     """Cuts the line in the middle of a drafter and while features flow, or lets nothing through, in turn."""
+    recovered = []
     with scene.trainer.process() as process:
         until(scene.connected, "the link is not there")
         for turn in range(count):
@@ -162,12 +185,44 @@ def cut(scene: Scene, count: int) -> Figures:
             scene.control.rate = 0
             for line in (scene.control, scene.features):
                 line.restore()
-            scene.grows("after the line was silent" if turn % 2 else "after the line was cut")
+            recovered.append(scene.grows("after the line was silent" if turn % 2 else "after the line was cut"))
             received = scene.trainer.status()["tokens_received"]
             until(lambda before=received: scene.trainer.status()["tokens_received"] > before, "no features")
         scene.trainer.end(process)
     scene.check()
-    return {"line_cuts": count}
+    return {"line_cuts": count, "recovery_s_cut": max(recovered)}
+
+
+def mix(scene: Scene, count: int) -> Figures:
+    """Cuts the line of features while they flow, or lets nothing through, in turn, and holds each state that arrives
+    against transformers' of the same tokens. The trainer is not to run: the trainer's end of the line stands in for it.
+    """
+    reference = Reference(TARGET, torch.float32, "cpu")
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    prompts = [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS[:4]]
+    compared = mixed = 0
+    with Learner(scene.trainer.features) as learner:
+        scene.features.restore()
+        until(lambda: learner.tokens, "no features")
+        for turn in range(count):
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(scene.client.generate_batch, prompts, SAMPLING)
+                time.sleep(0.3)
+                (scene.features.silence if turn % 2 else scene.features.cut)()
+                time.sleep(0.5)
+                scene.features.restore()
+                rollouts = asked.result()
+            for prompt, rollout in zip(prompts, rollouts, strict=True):
+                tokens = (*prompt, *rollout.tokens)
+                wanted = states(reference.model, tokens)[0]
+                sent = learner.of(rollout.rid, {len(tokens) - 2}, seconds=3.0)
+                for position, row in ((position, row) for position, rows in sent.items() for row in rows):
+                    compared += 1
+                    alike = torch.cosine_similarity(row.hidden.float(), wanted[position], dim=0)
+                    mixed += bool(row.token != tokens[position] or alike < ALIKE)
+    assert compared, "nothing came through"
+    assert not mixed
+    return {"feature_cuts": count, "features_compared": compared, "features_mixed": mixed}
 
 
 def stop(scene: Scene, seconds: float) -> Figures:
@@ -181,21 +236,26 @@ def stop(scene: Scene, seconds: float) -> Figures:
         time.sleep(seconds)
         stopped = scene.rollouts.rate(began)  # in batches of a second or more
         process.send_signal(signal.SIGCONT)
+        went_on = time.monotonic()
         assert stopped > before / 4, f"{stopped:.0f} tokens/s, {before:.0f} before"
         until(scene.connected, "the link is not there again")
+        recovered = time.monotonic() - went_on
         scene.forget()
         scene.grows("after the trainer was stopped")
         scene.trainer.end(process)
     scene.check()
-    return {"stop_s": seconds, "tokens_per_s_before_stop": before, "tokens_per_s_stopped": stopped}
+    rates = {"tokens_per_s_before_stop": before, "tokens_per_s_stopped": stopped}
+    return {"stop_s": seconds, "recovery_s_stop": recovered} | rates
 
 
 def measured(folder: Path, kills: int, cuts: int, stop_s: float, seed: int) -> Figures:
     """All faults, on one server."""
     with scene(folder) as at:
-        figures: Figures = {"seed": seed} | kill(at, kills, seed) | cut(at, cuts) | stop(at, stop_s)
+        figures: Figures = {"seed": seed} | kill(at, kills, seed) | cut(at, cuts) | stop(at, stop_s) | mix(at, cuts)
         swapped = at.swapped()
         return figures | {
+            "drafters_compared": len(at.wrong),
+            "wrong_drafters_live": sum(at.wrong),
             "drafters_live": len(swapped),
             "newest_drafter": max(swapped),
             "requests": len(at.rollouts.done),

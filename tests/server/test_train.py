@@ -138,5 +138,10 @@ def test_a_line_that_is_cut_in_the_middle_of_a_drafter(at: faults.Scene) -> None
     faults.cut(at, 1)
 
 
+def test_no_features_are_mixed_where_their_line_is_cut(at: faults.Scene) -> None:
+    found = faults.mix(at, 2)
+    assert found["features_compared"] > 100
+
+
 def test_a_trainer_that_stops_holds_up_no_rollout(at: faults.Scene) -> None:
     faults.stop(at, 3.0)

@@ -27,6 +27,7 @@ class Killer:
 
     Attributes:
         steps: that it was seen at last. saved: of those, what its newest checkpoint holds.
+        recovered_s: from the start of its last life to a step beyond those.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Killer:
         self._trainer, self._feed, self._arrived, self._moments = trainer, feed, arrived, moments
         self._start_s = 0.0
         self.saved = self.steps = 0
+        self.recovered_s = 0.0
 
     def kill(self, count: int) -> None:
         """Kills it at random moments of its start and, in turn, of its training and its saves; then lets it live."""
@@ -49,8 +51,9 @@ class Killer:
                 *(turn + 1, self.steps, self.saved, max(self._arrived(), default=0)),
             )
         with self._trainer.process() as process:
-            before = self.saved
+            before, began = self.saved, time.monotonic()
             self._train_on(1)
+            self.recovered_s = time.monotonic() - began
             until(self._arrived, "nothing was published")
             self._trainer.end(process)
         self._check()
