@@ -57,9 +57,9 @@ SIDES = {
 class Plan:
     """rollouts: learnt from. judged: held-out ones. steps: of training, of `entries` each, longest: tokens of one."""
 
-    rollouts: int = 1024
-    judged: int = 128
-    steps: int = 600
+    rollouts: int = 512
+    judged: int = 64
+    steps: int = 300
     entries: int = 512
     longest: int = 640
 
