@@ -1,5 +1,6 @@
 """Online against offline: the same traffic gives the same features and the same split; figures and what is shown."""
 
+import dataclasses
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -90,7 +91,8 @@ def run_of(online: float, offline: float = 3.0) -> Run:
     judged = {arm: [Counts(100, round(100 * (length - 1)))] * 8 for arm, length in lengths.items()}
     names = ("responses", "tokens", "tokens_received", "judged_responses", "drafters_online")
     names += tuple(f"{what}_{arm}" for what in ("passes", "steps", "learnt") for arm in ("online", "offline"))
-    return Run(judged, [1.0, 2.0, online], dict.fromkeys(names, 7.0) | {"rounds": 3})
+    changed = [(online - 0.5, 0), (online - 0.1, 30), (online, 60)]
+    return Run(judged, [1.0, 2.0, online], changed, dict.fromkeys(names, 7.0) | {"rounds": 3})
 
 
 def kept_on(machine: str, online: float) -> Kept:
@@ -115,6 +117,12 @@ def test_a_report_is_of_the_machine_that_ran() -> None:
         report({0: kept_on("there", 2.7), 1: kept_on("here", 2.4)})
 
 
+def test_a_run_that_was_never_back_says_so() -> None:
+    run = dataclasses.replace(run_of(2.7), changed=[(2.0, 0), (2.5, 20)])
+    assert run.recovery_steps is None
+    assert dataclasses.replace(run, changed=[(2.6, 0)]).recovery_steps == 0
+
+
 @pytest.mark.slow
 def test_figures_are_of_all_seeds_and_defined() -> None:
     found = figures({0: run_of(2.7), 1: run_of(2.4)})
@@ -124,6 +132,8 @@ def test_figures_are_of_all_seeds_and_defined() -> None:
     assert found["online_over_offline_accept_length_high"] == pytest.approx(0.9)
     assert found["online_over_offline_accept_length_seed_1"] == pytest.approx(0.8)
     assert found["accept_length_online_round_3"] == pytest.approx(2.55)
+    assert found["accept_length_changed_round_1"] == pytest.approx(2.05)
+    assert (found["recovered"], found["recovery_steps"]) == (2, 30)
     assert not undefined(found)
     table = rows(shown.online(results.measured_here("online", [], found)))
     assert [row[1] for row in table if row[0].startswith("online")] == ["2.55 (2.40 to 2.70)"]

@@ -5,7 +5,8 @@
 For each seed: a server whose drafter has learnt nothing serves rollouts of the embedded task, round after round, while
 `tlt-server train` learns from its hidden states and pushes what is better. Then a second drafter, which begins with the
 same random weights, learns from the same tokens, all of them there from the start, until it gets no better. The same
-server judges both on the same held-out problems.
+server judges both on the same held-out problems. Before that another policy is published: how soon does the drafter
+follow?
 
 A seed that is over is kept in FOLDER, and is not run again: several commands may run a seed each, and another report.
 """
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.markdown import Markdown
@@ -29,7 +31,7 @@ from tlt_server import results
 from tlt_server.demo import default_paths
 from tlt_server.errors import ConfigError
 from tlt_server.launch import has_gpu
-from tlt_server.results import Result
+from tlt_server.results import Figures, Result
 
 MEASURES = ("tlt_server/trainer", "tlt_server/engine/features")
 
@@ -85,12 +87,12 @@ def report(found: Mapping[int, Kept]) -> Result:
 def one(plan: Plan, seed: int, folder: Path) -> Run:
     """A seed's run. folder: for logs, drafters and sockets."""
     with serving(seed, f"ipc://{folder}/live", folder) as live:
-        sampled, rounds, said = online(live, plan, seed)
-        judged = {"online": live.judge(plan)}
+        sampled, rounds, changed, said = online(live, plan, seed)
         settings = config(plan, seed, folder / "offline")
         best = learn(settings, sampled, plan.offline_passes * said["tokens_received"], folder / "best")
         out.print(f"seed {seed}, offline: {best.steps} of {best.of} steps, expected {best.expected:.3f}")
-        for arm, drafter in (("offline", best.folder), ("embedded", default_paths()[1])):
+        judged = {}
+        for arm, drafter in (("online", live.drafter), ("offline", best.folder), ("embedded", default_paths()[1])):
             live.activate(drafter)
             judged[arm] = live.judge(plan)
     out.print(f"seed {seed}: " + ", ".join(f"{arm} {accept_length(counts):.3f}" for arm, counts in judged.items()))
@@ -103,29 +105,39 @@ def one(plan: Plan, seed: int, folder: Path) -> Run:
         "steps_offline": best.steps,
         "learnt_offline": best.entries,
     }
-    return Run(judged, rounds, counted | said)
+    return Run(judged, rounds, changed, counted | said)
 
 
-def online(live: Live, plan: Plan, seed: int) -> tuple[list[Sampled], list[float], dict[str, float]]:
-    """All live traffic, the accept length of each round, and what is to be told of the trainer."""
+def online(live: Live, plan: Plan, seed: int) -> tuple[list[Sampled], list[float], list[tuple[float, int]], Figures]:
+    """Live traffic until the policy changes; accept lengths of each round; those of rounds after that, and training
+    steps taken before each; and what is to be told of the trainer."""
     sampled: list[Sampled] = []
     rounds: list[float] = []
+    changed: list[tuple[float, int]] = []
+    said: dict[str, Any] = {}
+    steps = 0
     began = time.monotonic()
-    for some, status in live.traffic(plan, seed):
-        sampled += some
-        rounds.append(accept_length([Counts.of(each.rollout) for each in some]))
+    for number, (some, status) in enumerate(live.traffic(plan, seed)):
+        length = accept_length([Counts.of(each.rollout) for each in some])
+        if number < plan.rounds:
+            sampled += some
+            rounds.append(length)
+            said = status
+        else:
+            changed.append((length, steps - said["steps"]))
+        steps = status["steps"]
         out.print(
-            f"seed {seed}, round {len(rounds)}: accept length {rounds[-1]:.3f}; {status['tokens_received']} tokens "
-            f"received, step {status['steps']}, drafter {status['active']}; {time.monotonic() - began:.0f} s"
+            f"seed {seed}, round {number + 1}: accept length {length:.3f}; {status['tokens_received']} tokens "
+            f"received, step {steps}, drafter {status['active']}; {time.monotonic() - began:.0f} s"
         )
-    said = {
-        "tokens_received": status["tokens_received"],
+    told: Figures = {
+        "tokens_received": said["tokens_received"],
         "passes_online": plan.passes,
-        "steps_online": status["steps"],
-        "learnt_online": plan.passes * status["tokens_received"],
-        "drafters_online": status["published"],
+        "steps_online": said["steps"],
+        "learnt_online": plan.passes * said["tokens_received"],
+        "drafters_online": said["published"],
     }
-    return sampled, rounds, said
+    return sampled, rounds, changed, told
 
 
 def main(argv: Sequence[str]) -> None:

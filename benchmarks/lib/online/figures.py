@@ -11,6 +11,7 @@ from benchmarks.lib.training.bootstrap import Sample, alone, interval
 from tlt_server.results import Figures
 
 ARMS = ("online", "offline", "embedded")
+RECOVERED = 0.95
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,20 @@ class Run:
 
     judged: of each arm, a response to each held-out problem.
     rounds: accept length of the responses of each round of live traffic.
+    changed: likewise, after another policy was published, and training steps since that were taken before each.
     counted: what else is a mean over the runs, by the name of its figure.
     """
 
     judged: Mapping[str, Sequence[Counts]]
     rounds: Sequence[float]
+    changed: Sequence[tuple[float, int]]
     counted: Mapping[str, float]
+
+    @property
+    def recovery_steps(self) -> int | None:
+        """Training steps until a round's accept length was RECOVERED of that before the change; None: none was."""
+        enough = RECOVERED * self.rounds[-1]
+        return next((steps for length, steps in self.changed if length >= enough), None)
 
 
 def figures(runs: Mapping[int, Run]) -> Figures:
@@ -39,7 +48,11 @@ def figures(runs: Mapping[int, Run]) -> Figures:
         online, offline = (accept_length(run.judged[arm]) for arm in ("online", "offline"))
         found[f"online_over_offline_accept_length_seed_{seed}"] = online / offline
     rounds = zip(*(run.rounds for run in runs.values()), strict=True)
-    return found | {f"accept_length_online_round_{number}": fmean(each) for number, each in enumerate(rounds, 1)}
+    found |= {f"accept_length_online_round_{number}": fmean(each) for number, each in enumerate(rounds, 1)}
+    changed = zip(*((length for length, _ in run.changed) for run in runs.values()), strict=True)
+    found |= {f"accept_length_changed_round_{number}": fmean(each) for number, each in enumerate(changed, 1)}
+    steps = [run.recovery_steps for run in runs.values() if run.recovery_steps is not None]
+    return found | {"recovered": len(steps)} | ({"recovery_steps": max(steps)} if steps else {})
 
 
 def _sample(counts: Sequence[Counts]) -> Sample:

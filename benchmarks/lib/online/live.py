@@ -1,5 +1,6 @@
 """A server under live traffic, whose drafter has learnt nothing when it begins, and a drafter trainer beside it."""
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from benchmarks.lib.adaptation.arms import GPU_FLAGS
 from benchmarks.lib.command import SEED
 from benchmarks.lib.online.plan import SETTINGS, Plan, settings
+from benchmarks.lib.reload.weights import noisy
 from benchmarks.lib.training.trainers import training
 from tlt_server.demo import default_paths
 from tlt_server.demo.lossless import Tokens
@@ -22,6 +24,9 @@ from tlt_server.errors import ServerFailed
 from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
 
+CHANGED = 0.5
+"""Noise that another policy has on each matrix, by the matrix's deviation: by what was learnt before, the embedded
+drafter's accept length falls from 3.9 to 3.1 there, and responses stay as long."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 1800.0
 
@@ -52,24 +57,32 @@ def accept_length(counts: Sequence[Counts]) -> float:
 
 
 class Live:
-    """The server. control: address of the trainer that it follows."""
+    """The server. control: address of the trainer that it follows. drafter: a folder, of the one that learnt last."""
 
     def __init__(self, client: Client, control: str, folder: Path) -> None:
         self.client, self.control, self._folder = client, control, folder
+        self.drafter = folder / "drafter"
         self._tokenizer = Tokenizer.from_file(str(default_paths()[0] / "tokenizer.json"))
 
     def traffic(self, plan: Plan, seed: int) -> Iterator[tuple[list[Sampled], dict[str, Any]]]:
-        """Each round's responses, and what the trainer says once it has learnt from them.
+        """Each round's responses, and what the trainer says once it has learnt from them; for `recovery` rounds more
+        after another policy was published. What drafted last before that is `drafter` then.
 
-        The trainer is there for as long as this goes on.
+        The trainer is there for as long as this goes on; after it the policy is the first one again.
         """
-        asked, file = training_problems(plan.rounds * plan.prompts, seed), self._folder / "train.toml"
+        rounds = plan.rounds + plan.recovery
+        asked, file = training_problems(rounds * plan.prompts, seed), self._folder / "train.toml"
         said = (f"{name} = {value}\n" for name, value in settings(plan, seed).items())
         file.write_text("".join(said) + SETTINGS.read_text())
         with training(self.control, file, self._folder / "online", self._folder / "train.log") as status:
-            for number in range(plan.rounds):
+            for number in range(rounds):
+                if number == plan.rounds:
+                    shutil.copytree(self.client.drafter().live.path, self.drafter)
+                    other = noisy(default_paths()[0], self._folder / "other", seed, CHANGED)
+                    self.client.update_weights_from_disk(str(other), "changed")
                 some = asked[number * plan.prompts : (number + 1) * plan.prompts]
                 yield self._sample([each for each in some for _ in range(plan.group)], plan), learnt(status)
+        self.client.update_weights_from_disk(str(default_paths()[0]), "again")
 
     def judge(self, plan: Plan) -> list[Counts]:
         """Of the drafter in force, a response to each held-out problem: the same ones for every drafter and seed.

@@ -16,6 +16,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: int
     """Of rollouts; the next is sampled once the drafter has learnt from all before as often as `passes` says."""
+    recovery: int
+    """Rounds more, of another policy."""
     prompts: int
     """Of a round."""
     group: int
@@ -32,9 +34,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # on a CPU small steps, and many, as in the demo
-CPU = Plan(rounds=8, prompts=8, group=4, passes=10, offline_passes=20, entries=512, judged=96)
-GPU = Plan(rounds=16, prompts=16, group=8, passes=20, offline_passes=40, entries=4096, judged=1024)
-SMOKE = Plan(rounds=2, prompts=2, group=2, max_new_tokens=64, passes=2, offline_passes=4, entries=256, judged=4)
+CPU = Plan(rounds=8, recovery=4, prompts=8, group=4, passes=10, offline_passes=20, entries=512, judged=96)
+GPU = Plan(rounds=16, recovery=8, prompts=16, group=8, passes=20, offline_passes=40, entries=4096, judged=1024)
+SMOKE = Plan(
+    rounds=2, recovery=1, prompts=2, group=2, max_new_tokens=64, passes=2, offline_passes=4, entries=256, judged=4
+)
 
 
 def settings(plan: Plan, seed: int) -> dict[str, Any]:

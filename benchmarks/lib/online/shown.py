@@ -21,7 +21,8 @@ def online(result: Result) -> str:
         f"{figures['tokens_received']:,.0f}. The online drafter's accept length is "
         f"{_between(figures, 'online_over_offline_accept_length', '{:.1%}')} of the offline one's."
     )
-    return "\n\n".join([origin(result), text, _arms(figures), _by_round(figures)])
+    shown = [origin(result), text, _arms(figures), _by_round(figures)]
+    return "\n\n".join(shown + ([_recovery(figures)] if "recovered" in figures else []))
 
 
 def _arms(figures: Figures) -> str:
@@ -31,6 +32,17 @@ def _arms(figures: Figures) -> str:
         cells = ["" if value is None else f"{value:,.0f}" for value in learnt]
         rows.append([words, _between(figures, f"accept_length_{arm}", "{:.2f}"), *cells])
     return table(["drafter", "accept length", "training steps", "tokens learnt from, each time counted"], rows)
+
+
+def _recovery(figures: Figures) -> str:
+    """After another policy was published."""
+    lengths = [value for name, value in figures.items() if name.startswith("accept_length_changed_round_")]
+    after = f", after {figures['recovery_steps']:,.0f} training steps at most" if "recovery_steps" in figures else ""
+    return (
+        f"By another policy the responses of a round have accept lengths of "
+        f"{', '.join(f'{length:.2f}' for length in lengths)}, round after round. {figures['recovered']} of "
+        f"{figures['seeds']} runs were back at 95 % of what they had before{after}."
+    )
 
 
 def _between(figures: Figures, name: str, form: str) -> str:
