@@ -15,7 +15,7 @@ from tlt_client import FinishReason, Rollout
 from benchmarks.commands.learning.online import Kept, report, runs
 from benchmarks.lib.online import shown
 from benchmarks.lib.online.figures import Run, figures
-from benchmarks.lib.online.live import Counts, Sampled, accept_length
+from benchmarks.lib.online.live import Counts, Sampled, accept_length, newest
 from benchmarks.lib.online.offline import features, group_of, learn
 from benchmarks.lib.online.plan import CPU, GPU, SMOKE, Plan, config
 from benchmarks.lib.training.learner import states
@@ -115,6 +115,13 @@ def test_a_report_is_of_the_machine_that_ran() -> None:
     assert made.figures["accept_length_online"] == pytest.approx(2.55)
     with pytest.raises(ConfigError, match="cannot be compared"):
         report({0: kept_on("there", 2.7), 1: kept_on("here", 2.4)})
+
+
+def test_the_newest_drafter_of_a_trainer_is_the_last_published_or_the_first(tmp_path: Path) -> None:
+    assert newest(tmp_path) == tmp_path / "start"
+    for version in (9, 31, 101):
+        (tmp_path / "published" / f"drafter-{version:08}").mkdir(parents=True)
+    assert newest(tmp_path).name == "drafter-00000101"
 
 
 def test_a_run_that_was_never_back_says_so() -> None:

@@ -77,7 +77,7 @@ class Live:
         with training(self.control, file, self._folder / "online", self._folder / "train.log") as status:
             for number in range(rounds):
                 if number == plan.rounds:
-                    shutil.copytree(self.client.drafter().live.path, self.drafter)
+                    shutil.copytree(newest(self._folder / "online"), self.drafter)
                     other = noisy(default_paths()[0], self._folder / "other", seed, CHANGED)
                     self.client.update_weights_from_disk(str(other), "changed")
                 some = asked[number * plan.prompts : (number + 1) * plan.prompts]
@@ -120,6 +120,11 @@ def serving(seed: int, control: str, folder: Path) -> Iterator[Live]:
     flags += ["--drafter", "auto", "--arm", "3,1,4", "--watchdog", "observe", "--trainer", control]
     with running_server(flags, folder / "server.log", start_timeout=400) as url, Client(url) as client:
         yield Live(client, control, folder)
+
+
+def newest(trainer: Path) -> Path:
+    """What a trainer published last, in its folder; what it began with, before that."""
+    return max((trainer / "published").glob("drafter-*"), default=trainer / "start")
 
 
 def learnt(url: str) -> dict[str, Any]:
