@@ -99,7 +99,7 @@ def test_the_sharpness_becomes_that_whose_proposals_the_target_takes(best: int) 
         scores = torch.randn(4, VOCAB, generator=generator)
         noise.compare(scores, positions, requests, None)
         target = scores + gumbel(torch.arange(1, 5), positions + 2, VOCAB) / sharpness
-        noise.tell(target.argmax(-1), positions + 2, requests)
+        noise.tell(target.argmax(-1), positions + 1, requests)
     assert in_force(noise) == best
 
 
@@ -115,5 +115,5 @@ def test_another_drafter_begins_where_the_last_one_was_and_is_measured_anew() ->
         scores = torch.randn(4, VOCAB, generator=generator)
         noise.compare(scores, positions, requests, None)
         target = scores + gumbel(torch.arange(1, 5), positions + 2, VOCAB) / sharpness
-        noise.tell(target.argmax(-1), positions + 2, requests)
+        noise.tell(target.argmax(-1), positions + 1, requests)
     assert SHARPNESS[in_force(noise)] == float("inf")

@@ -135,7 +135,7 @@ class Drafting(EagleDraftWorker):
         """
         self.noise.follow(batch.sampling_info)
         first = result.next_token_ids.view(len(batch.seq_lens), -1)[:, 0]
-        self.noise.tell(first, batch.seq_lens + 1, batch.req_pool_indices)
+        self.noise.tell(first, batch.seq_lens, batch.req_pool_indices)
         topk, nodes = self.topk, self.speculative_num_draft_tokens
         self.topk, self.speculative_num_draft_tokens = self.widest, self.rows
         super()._draft_extend_for_decode(batch, result)

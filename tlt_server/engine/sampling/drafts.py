@@ -107,11 +107,12 @@ class DraftNoise:
         self._proposed[requests] = best if token_map is None else token_map[best]
         self._position[requests] = (positions + AHEAD).where(self._sampled[: len(requests)] > 0, -1)
 
-    def tell(self, tokens: torch.Tensor, positions: torch.Tensor, requests: torch.Tensor) -> None:
-        """What the target took: tokens [bs] int, positions [bs] int64, places in the request pool [bs] int64."""
+    def tell(self, tokens: torch.Tensor, after: torch.Tensor, requests: torch.Tensor) -> None:
+        """What the target took: tokens [bs] int, positions of those before [bs] int64, places in the request pool [bs]
+        int64."""
         if self._extends % EVERY:
             return
-        compared = self._position[requests] == positions
+        compared = self._position[requests] == after + 1
         hits = (self._proposed[requests] == tokens[:, None]) & compared[:, None]
         self._hits.mul_(KEPT).add_(hits.sum(0))
         self._choose()
