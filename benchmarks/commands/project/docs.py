@@ -53,6 +53,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "capture_eagle3": (capture.as_table, ["capture_eagle3.h200"]),
     "adaptation": (adaptation.adaptation, ["adaptation.h200"]),
     "online": (online.online, ["online.h200"]),
+    "online_cpu": (online.online, ["online.cpu2"]),
     "losses": (bench_losses.shown, ["losses.cpu2"]),
     "recipes": (recipes.shown, ["recipes.cpu2"]),
     "long": (bench_long.shown, ["long.cpu2"]),
