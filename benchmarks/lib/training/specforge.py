@@ -96,7 +96,8 @@ class SpecForge:
 
 def _imported(site: Path) -> dict[str, Any]:
     """Its modules. On a CPU its loss is the one in torch that stands beside its kernel."""
-    sys.path.append(str(site))
+    if str(site) not in sys.path:
+        sys.path.append(str(site))
     mend_torchvision()
     torch.compiler.set_stance("force_eager")
     found = {
