@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tlt_server.process import free_port
+from tlt_server.process import free_port, running
 
 PARENT = """
 import sys, time
@@ -35,6 +35,22 @@ def test_children_end_with_whoever_is_told_to_end(told: signal.Signals, tmp_path
         parent.send_signal(told)
         assert parent.wait(20) in (128 + told, -told)
     assert not psutil.wait_procs(children, timeout=1)[1]
+
+
+def test_whoever_minds_the_signal_meanwhile_goes_on_to(tmp_path: Path) -> None:
+    """An event loop, whose handler outlives the first child."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with running(["http.server", "--bind", "127.0.0.1", "0"], tmp_path / "log"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with running(["http.server", "--bind", "127.0.0.1", "0"], tmp_path / "log"):
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_no_connection_is_given_a_port_that_a_server_is_about_to_take() -> None:

@@ -95,11 +95,16 @@ def _minding_termination() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _unwind)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is _unwind:  # else somebody minds it by now
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _unwind(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 class Child(Protocol):

@@ -199,7 +199,7 @@ def side_figures(measured: Sequence[Measured], loads: Sequence[Load], of: str = 
                     continue
                 name = f"{of}{side.name}_{load.name}"
                 figures[f"tokens_per_s_{name}"] = median(window.tokens_per_s for window in found)
-                figures[f"step_ms_{name}"] = median(window.step_ms for window in found)
+                figures[f"step_ms_{name}"] = _step_ms(found)
                 figures[f"accept_length_{name}"] = sum(window.accept_length for window in found) / len(found)
                 figures[f"windows_{name}"] = len(found)
                 figures[f"windows_without_graph_{name}"] = sum(not window.graph for window in found)

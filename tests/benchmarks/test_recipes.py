@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commands.learning.recipes import SIDES, Plan, figures, main, shown
+from benchmarks.commands.learning.recipes import CPU_PLAN, SIDES, figures, main, shown
 from benchmarks.lib.training.recipe import RATE, rate
 from tests.definitions import undefined
 from tlt_server import results
@@ -25,7 +25,7 @@ def test_the_rate_rises_within_its_share_of_the_steps_and_falls_to_nothing(steps
 
 def test_ours_is_held_against_each_seed_by_seed() -> None:
     found = {"ours": {0: 2.0, 1: 3.0}, "recipe": {0: 1.0, 1: 2.0}, "code": {0: 1.0, 1: 3.0}}
-    made = figures(Plan(), found)
+    made = figures(CPU_PLAN, found)
     assert (made["ours_over_recipe_min"], made["ours_over_code_min"]) == (1.5, 1.0)
     assert not undefined(made)
     text = shown(measured_here("recipes", ["x"], made))

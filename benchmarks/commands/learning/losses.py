@@ -92,6 +92,12 @@ def data(target: Target, kind: DrafterKind, rollouts: Sequence[list[Rollout]], e
     return Data(learnt, pack(judged, entries, target.lm_head.weight.device))
 
 
+def both(target: Target, plan: Plan) -> tuple[list[Rollout], ...]:
+    """To learn from, and to judge by."""
+    asked = training_problems(plan.rollouts, SEED), problems(plan.judged, SEED)
+    return tuple(rolled_out(target, each, SEED + n, plan.longest) for n, each in enumerate(asked))
+
+
 def rolled_out(target: Target, asked: Sequence[Problem], seed: int, longest: int) -> list[Rollout]:
     """A response of the target to each, at temperature 1."""
     tokenizer = Tokenizer.from_file(str(default_paths()[0] / "tokenizer.json"))
@@ -116,8 +122,7 @@ def learnt(plan: Plan, kind: DrafterKind, objective: Objective, of: Data, seed: 
 def measured(plan: Plan, seeds: Sequence[int]) -> dict[str, dict[int, float]]:
     """Expected accept lengths by loss and token loss, `LOSS_TOKENLOSS`, and by seed."""
     target = load_target(default_paths()[0]).to("cuda" if has_gpu() else "cpu")
-    asked = training_problems(plan.rollouts, SEED), problems(plan.judged, SEED)
-    rollouts = tuple(rolled_out(target, each, SEED + n, plan.longest) for n, each in enumerate(asked))
+    rollouts = both(target, plan)
     of = {kind: data(target, kind, rollouts, plan.entries) for kind in DrafterKind}
     found: dict[str, dict[int, float]] = {}
     for loss, side in SIDES.items():
@@ -140,13 +145,17 @@ def figures(plan: Plan, found: Mapping[str, Mapping[int, float]]) -> Figures:
     return made
 
 
-def shown(result: Result) -> str:
-    """Expected accept lengths by loss and token loss, as Markdown."""
-    found = result.figures
-    text = (
+def told(found: Figures) -> str:
+    """What was learnt from, and how much is judged by."""
+    return (
         f"{found['seeds']} drafters each, {found['steps']:,} steps of {found['entries']:,} entries, from "
         f"{found['rollouts']:,} rollouts; judged on {found['judged']:,} others. In brackets the least and the most."
     )
+
+
+def shown(result: Result) -> str:
+    """Expected accept lengths by loss and token loss, as Markdown."""
+    found = result.figures
 
     def cell(name: str) -> str:
         mean, low, high = (found[f"expected_accept_length_{name}{end}"] for end in ("", "_low", "_high"))
@@ -158,7 +167,7 @@ def shown(result: Result) -> str:
         for loss, side in SIDES.items()
     ]
     header = ["expected accept length", *(name.replace("_", " ") for name in tokens)]
-    return "\n\n".join((origin(result), text, table(header, rows)))
+    return "\n\n".join((origin(result), told(found), table(header, rows)))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -12,24 +12,22 @@ trainer's gate, on rollouts of problems that no training sees.
 import argparse
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from statistics import fmean
 
 import msgspec
 import torch
 from rich.markdown import Markdown
 
-from benchmarks.commands.learning.losses import Data, data, rolled_out
-from benchmarks.lib.command import SEED, out, parser_of_seeds, run
+from benchmarks.commands.learning import losses
+from benchmarks.commands.learning.losses import Data, Plan, both, data
+from benchmarks.lib.command import out, parser_of_seeds, run
 from benchmarks.lib.tables import origin, table
 from benchmarks.lib.training import recipe, specforge
 from tlt_server import results
 from tlt_server.config import DrafterKind
 from tlt_server.demo import default_paths
 from tlt_server.demo.checkpoint import load_target
-from tlt_server.demo.task import problems, training_problems
 from tlt_server.drafter.folder import create
 from tlt_server.results import Figures, Result
 from tlt_server.trainer.learn.chains import Frozen
@@ -53,23 +51,12 @@ SIDES = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """rollouts: learnt from. judged: held-out ones. steps: of training, of `entries` each, longest: tokens of one."""
-
-    rollouts: int = 512
-    judged: int = 64
-    steps: int = 300
-    entries: int = 512
-    longest: int = 640
-
-
-SMOKE = Plan(8, 4, 4, 64, 64)
+CPU_PLAN, SMOKE = Plan(512, 64, 300, 512, OURS), Plan(8, 4, 4, 64, OURS, longest=64)
 
 
 def by_ours(drafter: Path, of: Data, plan: Plan, seed: int) -> Network:
     """The drafter in `drafter`, after training as it comes: the average of its weights, as a rate that stays needs."""
-    trainer = Trainer(load_drafter(drafter).network, _frozen(), EAGLE3, Settings(), seed)
+    trainer = Trainer(load_drafter(drafter).network, _frozen(), EAGLE3, Settings(rate=plan.rate), seed)
     for runs in drawn(of, plan, seed):
         trainer.step(pack(runs, plan.entries, CPU))
     return trainer.average
@@ -108,17 +95,15 @@ def _frozen() -> Frozen:
 def measured(plan: Plan, seeds: Sequence[int], site: Path | None) -> dict[str, dict[int, float]]:
     """Expected accept lengths by side and seed; without `site`, of ours alone."""
     target = load_target(default_paths()[0])
-    asked = training_problems(plan.rollouts, SEED), problems(plan.judged, SEED)
-    rollouts = tuple(rolled_out(target, each, SEED + n, plan.longest) for n, each in enumerate(asked))
-    of = data(target, DrafterKind.EAGLE3, rollouts, plan.entries)
+    of = data(target, DrafterKind.EAGLE3, both(target, plan), plan.entries)
     learners: dict[str, Callable[[Path, int], Network]] = {
         "ours": lambda drafter, seed: by_ours(drafter, of, plan, seed),
         "recipe": lambda drafter, seed: by_recipe(drafter, of, plan, seed, recipe.RATE),
-        "recipe_fast": lambda drafter, seed: by_recipe(drafter, of, plan, seed, OURS),
+        "recipe_fast": lambda drafter, seed: by_recipe(drafter, of, plan, seed, plan.rate),
     }
     if site:
         learners["code"] = lambda drafter, seed: by_code(site, drafter, of, plan, seed, recipe.RATE)
-        learners["code_fast"] = lambda drafter, seed: by_code(site, drafter, of, plan, seed, OURS)
+        learners["code_fast"] = lambda drafter, seed: by_code(site, drafter, of, plan, seed, plan.rate)
     found: dict[str, dict[int, float]] = {name: {} for name in learners}
     for seed in seeds:
         for name, learn in learners.items():
@@ -132,12 +117,8 @@ def measured(plan: Plan, seeds: Sequence[int], site: Path | None) -> dict[str, d
 
 def figures(plan: Plan, found: Mapping[str, Mapping[int, float]]) -> Figures:
     """As docs/results define them."""
-    made: Figures = {name: getattr(plan, name) for name in ("rollouts", "judged", "steps", "entries")}
-    made |= {"seeds": len(found["ours"]), "rate_ours": OURS, "rate_specforge": recipe.RATE}
+    made = losses.figures(plan, found) | {"rate_ours": plan.rate, "rate_specforge": recipe.RATE}
     for name, lengths in found.items():
-        values = lengths.values()
-        made |= {f"expected_accept_length_{name}": fmean(values)}
-        made |= {f"expected_accept_length_{name}_{end}": f(values) for end, f in (("low", min), ("high", max))}
         if name != "ours":
             made[f"ours_over_{name}_min"] = min(found["ours"][seed] / value for seed, value in lengths.items())
     return made
@@ -146,10 +127,6 @@ def figures(plan: Plan, found: Mapping[str, Mapping[int, float]]) -> Figures:
 def shown(result: Result) -> str:
     """Expected accept lengths by side, as Markdown."""
     found = result.figures
-    text = (
-        f"{found['seeds']} drafters each, {found['steps']:,} steps of {found['entries']:,} entries, from "
-        f"{found['rollouts']:,} rollouts; judged on {found['judged']:,} others. In brackets the least and the most."
-    )
     rows = []
     for name, words in SIDES.items():
         if (start := f"expected_accept_length_{name}") in found:
@@ -158,7 +135,7 @@ def shown(result: Result) -> str:
             least = f"{found[f'ours_over_{name}_min']:.3f}" if name != "ours" else ""
             rows.append([words, f"{rate:g}", f"{mean:.3f} ({low:.3f} to {high:.3f})", least])
     heads = ["trainer", "highest rate", "expected accept length", "ours over it, least"]
-    return "\n\n".join((origin(result), text, table(heads, rows)))
+    return "\n\n".join((origin(result), losses.told(found), table(heads, rows)))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -171,7 +148,7 @@ def main(argv: Sequence[str]) -> None:
 def _result(arguments: argparse.Namespace, command: list[str]) -> Result:
     if arguments.specforge:
         specforge.check(arguments.specforge)
-    plan, seeds = (SMOKE, [0]) if arguments.smoke else (Plan(), arguments.seeds)
+    plan, seeds = (SMOKE, [0]) if arguments.smoke else (CPU_PLAN, arguments.seeds)
     made = figures(plan, measured(plan, seeds, arguments.specforge))
     result = results.measured_here("recipes", command, made)
     out.print(Markdown(shown(result)))

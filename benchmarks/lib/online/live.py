@@ -25,8 +25,8 @@ from tlt_server.launch import has_gpu
 from tlt_server.process import running_server
 
 CHANGED = 0.5
-"""Noise that another policy has on each matrix, by the matrix's deviation: by what was learnt before, the embedded
-drafter's accept length falls from 3.9 to 3.1 there, and responses stay as long."""
+"""Noise that another policy has on each matrix, by the matrix's deviation: enough for what was learnt before to draft
+plainly less."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 1800.0
 
