@@ -21,6 +21,7 @@ from tests.trainer.stand_in import Running as Trainer
 pytestmark = pytest.mark.server
 NAME = "a server"
 SAMPLED = SamplingParams(temperature=1, max_new_tokens=128)
+WINDOW_S = 6.0
 
 
 def followed(trainer: Trainer, folder: Path) -> list[str]:
@@ -88,23 +89,21 @@ def test_beside_rollouts_that_do_not_drain_it_trains_as_fast_as_it_may(servers: 
             until(lambda: trainer.status()["slowdown"], "it does not train, or nothing is said of what it costs")
             until(lambda: trainer.status()["state"] == "waiting for rollouts on its GPU", "it does not rest")
             assert _worker(trainer)["state"] == "training", "it keeps its memory"
-            slow = _steps_a_second(trainer, 2)
+            slow = _steps_a_second(trainer, WINDOW_S, 1)
         finally:
             over.set()
         rollouts.result()
         # at the least cost that is believed a step is followed by 1.55 times as long a rest
-        assert _steps_a_second(trainer, 10) > 2 * slow, "without load it goes no faster"
+        assert _steps_a_second(trainer, WINDOW_S) > 2 * slow, "without load it goes no faster"
         trainer.end(process)
     assert not {"Traceback", "refuses"} & set(trainer.log.split()), trainer.log
 
 
-def _steps_a_second(trainer: Trainer, steps: int) -> float:
-    """Over so many."""
-    first = until(lambda: trainer.status()["steps"], "it has not begun")
-    until(lambda: trainer.status()["steps"] > first, "it rests for ever")
-    began = time.monotonic()
-    until(lambda: trainer.status()["steps"] > first + steps, "it rests for ever")
-    return steps / (time.monotonic() - began)
+def _steps_a_second(trainer: Trainer, seconds: float, more: int = 0) -> float:
+    """Over so many seconds. more: steps that it might have taken, had it been asked a moment later."""
+    before = until(lambda: trainer.status()["steps"], "it has not begun")
+    time.sleep(seconds)
+    return float(trainer.status()["steps"] - before + more) / seconds
 
 
 @pytest.fixture(scope="module")
