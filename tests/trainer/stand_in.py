@@ -217,6 +217,7 @@ class Running:
         settings: str = "",
         judged_every: int = 5,
         margin: float = 0.01,
+        entries: int = 512,
         tables: str = "",
         *,
         tcp: str = "",
@@ -229,7 +230,7 @@ class Running:
         folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(
             f'folder = "{folder}"\nlisten = "{self.control}"\nfeatures = "{self.features}"\nport = {self.port}\n'
-            f"entries = 512\nheld_out = 0.2\ncheckpoint_every = 5\n{settings}\n"
+            f"entries = {entries}\nheld_out = 0.2\ncheckpoint_every = 5\n{settings}\n"
             f"[optimizer]\nrate = 4e-3\nwarmup = 10\n[policy]\nfloor = 1.0\nmargin = {margin}\n"
             f"[gate]\nevery = {judged_every}\n{tables}\n"
         )

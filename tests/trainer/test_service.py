@@ -56,6 +56,18 @@ def test_from_nothing_it_trains_publishes_and_follows_the_target(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_first_step_that_takes_long_is_told_of(tmp_path: Path) -> None:
+    """Else who waits until the trainer has learnt from all that came is told that it waits for more."""
+    trainer = Running(tmp_path / "trainer", entries=2048)
+    with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:
+        until(lambda: trainer.status().get("state") == "waiting for features", "the target is not followed")
+        server.push(range(40))
+        status = until(lambda: (now := trainer.status())["state"] == "training" and now, "it does not train")
+        assert status["steps"] == 0
+        trainer.end(process)
+
+
+@pytest.mark.slow
 def test_a_new_target_is_trained_and_judged_for_at_once(tmp_path: Path) -> None:
     trainer = Running(tmp_path / "trainer", judged_every=10**6)
     with Server(tmp_path / "one", trainer.control, trainer.features) as server, trainer.process() as process:

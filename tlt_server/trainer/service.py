@@ -75,9 +75,8 @@ class Service:
     def __init__(self, parts: Parts, is_over: Callable[[], bool], demands: Demands | None = None) -> None:
         self._parts, self._config, self._is_over, self._demands = parts, parts.config, is_over, demands
         self._intake = Intake(parts.inlet, parts.inbox, parts.buffer)
-        self._judged_for = -1
         self._judgement_is_due = self._took = False  # took: memory, for passes
-        self._in_vain = 1  # drafters in a row that were not kept, and one
+        self._judged_for, self._in_vain = -1, 1  # in_vain: drafters in a row that were not kept, and one
         self._saved, self._learnt, self._rate = parts.trainer.steps, 0, 0.0
         self._loss: float | None = None
         self._revision, self._state = git_revision(), "waiting for a server"
@@ -104,7 +103,6 @@ class Service:
                 self._rest()
                 self._intake.wait(IDLE_S / 10 if self._demands else IDLE_S)
             else:
-                self._state = "training"
                 self._train(present)
             if 0 in present and self._may_judge():
                 self._judge()
@@ -184,6 +182,8 @@ class Service:
             self._state = "waiting for features"
             self._intake.wait(IDLE_S)
             return
+        self._state = "training"
+        self.status = self._status()  # the first step may take long: kernels are compiled
         parts.move(parts.device)
         self._took, parts.trainer.team.present = True, present
         packs = pack(runs, self._config.entries, parts.device)
