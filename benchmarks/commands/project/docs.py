@@ -60,6 +60,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "strategy_256": (bench_strategy.table, ["strategy_256.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
+    "drain_recorded": (bench_drain.table, ["drain_recorded.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
     "history_cpu": (history.shown, ["history.cpu2"]),
     "history_drain": (history.as_table, ["history.h200"]),
