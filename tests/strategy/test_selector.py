@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import groupby, pairwise
+from math import log
 from random import Random
 from statistics import fmean
 from time import perf_counter
@@ -167,6 +168,18 @@ def test_a_warm_restart_begins_where_it_ended() -> None:
     restarted = selector()
     restarted.restore(server.selector.learned())
     assert restarted.table().arm(4) == SHALLOW
+
+
+@pytest.mark.parametrize("slower", [10.0, 30.0, 1000.0])
+def test_an_arm_that_was_thought_very_slow_is_tried_again(slower: float) -> None:
+    """Though its step seems to lose more than exploration can save up, and it is the fastest."""
+    server = Server(selector(), Random(0), {SHALLOW: 0.3})
+    known = server.selector.learned()
+    arms = tuple((arm, odds, log(slower) if arm == SHALLOW else own) for arm, odds, own in known.arms)
+    server.selector.restore(msgspec.structs.replace(known, arms=arms))
+    while server.now < 30:
+        server.step(8)
+    assert server.selector.table().arm(8) == SHALLOW
 
 
 def test_learned_of_another_server_is_taken_as_far_as_it_fits() -> None:
