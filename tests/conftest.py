@@ -59,7 +59,8 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         return (yield)
     finally:
         root.handlers[:] = handlers
-        root.setLevel(level)
+        if root.level != level:  # it looks through thousands of loggers
+            root.setLevel(level)
 
 
 TOGETHER = {Path("tests/fork"), Path("clients/tlt_verl/tests/server")}

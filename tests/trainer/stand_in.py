@@ -217,7 +217,7 @@ class Running:
         settings: str = "",
         judged_every: int = 5,
         margin: float = 0.01,
-        entries: int = 512,
+        entries: int = 256,
         tables: str = "",
         *,
         tcp: str = "",
