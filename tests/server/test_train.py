@@ -21,7 +21,7 @@ from tests.trainer.stand_in import Running as Trainer
 pytestmark = pytest.mark.server
 NAME = "a server"
 SAMPLED = SamplingParams(temperature=1, max_new_tokens=128)
-WINDOW_S = 6.0
+WINDOW_S = 6.0  # in which steps are counted
 
 
 def followed(trainer: Trainer, folder: Path) -> list[str]:
