@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "tlt_server"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -84,11 +82,11 @@ def test_imports_go_down() -> None:
     assert all(floor(there) < floor(here) for here, there in found), f"imports between rooms:\n{drawn(found)}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_what_lies_outside_is_imported_where_it_may_be(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imported(path)}
-    assert part_of(path) in MAY_IMPORT_SGLANG or "sglang" not in roots, f"{path} imports sglang"
-    assert not roots & {"benchmarks", "tests"}, f"{path} imports what is not installed with it"
+def test_what_lies_outside_is_imported_where_it_may_be() -> None:
+    for path in MODULES:
+        roots = {name.split(".")[0] for name in imported(path)}
+        assert part_of(path) in MAY_IMPORT_SGLANG or "sglang" not in roots, f"{path} imports sglang"
+        assert not roots & {"benchmarks", "tests"}, f"{path} imports what is not installed with it"
 
 
 def test_seams_hold_no_logic() -> None:
@@ -100,27 +98,32 @@ def test_seams_hold_no_logic() -> None:
     assert assigned == ["__all__"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_of_sglang_is_assigned(path: Path) -> None:
-    modules = {
-        a.asname or a.name.split(".")[0]
-        for n in nodes(path)
-        if isinstance(n, ast.Import)
-        for a in n.names
-        if a.name.startswith("sglang")
+def sglang_names(path: Path) -> set[str]:
+    """That are SGLang's modules, or come from them."""
+    return {
+        alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0])
+        for node in nodes(path)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (getattr(node, "module", None) or alias.name).startswith("sglang")
     }
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
-            modules |= {a.asname or a.name for a in node.names}
-    for node in nodes(path):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-        )
-        for target in targets:
+
+
+def targets_of(node: ast.AST) -> Sequence[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AugAssign) else []
+
+
+def test_nothing_of_sglang_is_assigned() -> None:
+    for path in MODULES:
+        names = sglang_names(path)
+        for target in (target for node in nodes(path) for target in targets_of(node)):
             root = target
             while isinstance(root, ast.Attribute | ast.Subscript):
                 root = root.value
-            assert root is target or not (isinstance(root, ast.Name) and root.id in modules), ast.unparse(node)
+            upstream = root is not target and isinstance(root, ast.Name) and root.id in names
+            assert not upstream, f"{path}: {ast.unparse(target)}"
 
 
 def test_environment_and_argv_are_read_at_the_door() -> None:

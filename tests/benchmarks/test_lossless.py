@@ -151,6 +151,7 @@ def test_divergences_are_measured_in_steps_of_bfloat16() -> None:
     assert figures == {"greedy_divergences_chain": 2, "greedy_non_ties_chain": 1, "greedy_largest_gap_ulps_chain": 128}
 
 
+@pytest.mark.slow
 def test_past_the_end_of_a_response_a_tie_is_what_bfloat16_makes_of_it() -> None:
     """Two tokens beyond its end the target is asked for what it never learnt; in bfloat16, read in parts of other
     sizes than the judge reads, it says another token, ten steps less likely."""

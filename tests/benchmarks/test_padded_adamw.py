@@ -105,6 +105,7 @@ def test_adamw_on_all_of_it_destroys_the_padding() -> None:
     assert len(watch.changed()) > 10
 
 
+@pytest.mark.slow
 def test_gradients_of_several_passes_add_up() -> None:
     small, padded, padding = both(torch.float64)
     task, mine = Task(small), copy.deepcopy(small)

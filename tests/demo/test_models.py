@@ -53,6 +53,7 @@ def test_cache_gives_what_a_full_pass_gives(target: Target, tokens: Tensor) -> N
     torch.testing.assert_close(torch.cat(steps, dim=1), hidden, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_follow_the_target(target: Target) -> None:
     prompts = [[5, 6], [7, 8, 9]] * 2000
     drawn = sample(target, prompts, seed=3, max_length=10, rows=1500)

@@ -54,6 +54,7 @@ def read(folder: Path) -> dict[str, float]:
 # -- what it keeps --
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.lists(st.sampled_from(NAMES), min_size=1, unique=True), min_size=1, max_size=3), max_size=4)

@@ -9,6 +9,7 @@ or above; a comment holds for the overrides that follow on the next lines.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +107,7 @@ def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0].split(".")[0] in ROOMS]
 
 
+@cache
 def overrides(path: Path) -> list[tuple[Override, str]]:
     """Those of a module in order, each with its reason; an empty one where no comment says it."""
     tree = ast.parse(path.read_text())
@@ -135,12 +137,14 @@ def as_markdown() -> str:
     )
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_every_override_says_why(path: Path) -> None:
-    for each, reason in overrides(path):
-        assert reason, f"{path.name}:{each.lines[0]} assigns {each.what}: say why in a comment `{MARK}...`"
-    said = path.read_text().count(MARK)
-    assert said == len({(each.where, reason) for each, reason in overrides(path)}), "a comment that is of no override"
+def test_every_override_says_why() -> None:
+    for path in modules():
+        for each, reason in overrides(path):
+            assert reason, f"{path.name}:{each.lines[0]} assigns {each.what}: say why in a comment `{MARK}...`"
+        said = path.read_text().count(MARK)
+        assert said == len({(each.where, reason) for each, reason in overrides(path)}), (
+            f"{path.name}: a comment that is of no override"
+        )
 
 
 def test_the_list_is_that_of_the_code() -> None:

@@ -331,6 +331,7 @@ def arms_and_reading(server: Server) -> tuple[list[Choice], float]:
     return [arm for _, arm, _ in server.pulled[-5000:]], (server.read - read) / (server.now - began)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_look_from_off_pays_for_what_the_drafter_reads_first(seed: int, late: bool) -> None:
@@ -353,6 +354,7 @@ def test_a_look_at_off_pays_for_what_the_drafter_reads_afterwards(seed: int, lat
     assert reading < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int) -> None:
     """What follows a look at off waits for the drafter. Off, 7 % slower at first and 7 % faster later, is found."""

@@ -49,6 +49,7 @@ def test_timing_that_is_off_does_not_leave_out_the_best_arm(batch: int) -> None:
         assert best in buckets.all[buckets.index(batch)].arms
 
 
+@pytest.mark.slow
 def test_many_requests_need_few_looks() -> None:
     """In the server's own buckets: with all the looks that the budget affords they lose more."""
     lost = []
@@ -72,6 +73,7 @@ def test_requests_that_come_and_go_mislead_nobody(batch: int) -> None:
     assert median(lost) < 0.02, lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slow", "most"), [(10, 0.02), (20, 0.02), (50, 0.1)])
 def test_steps_that_begin_slowly_mislead_nobody(slow: int, most: float) -> None:
     """As they do where many requests come at once: the arm that meets them is not given up for hundreds of steps."""

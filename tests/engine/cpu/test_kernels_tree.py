@@ -101,6 +101,7 @@ def test_links_and_positions(batch: Batch) -> None:
                 assert out[0, i, k] == batch.seq_lens[i] + len(token.line()) - 1
 
 
+@pytest.mark.slow
 @given(batches())
 @settings(deadline=None, max_examples=150)
 def test_paths_of_tokens_follow_from_links(batch: Batch) -> None:

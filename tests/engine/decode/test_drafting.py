@@ -88,6 +88,7 @@ def test_of_a_step_of_a_tree_every_branch(greedy: bool) -> None:
         torch.testing.assert_close(output.next_token_logits[row], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", range(len(SHARPNESS)))
 def test_the_sharpness_becomes_that_whose_proposals_the_target_takes(best: int) -> None:
     """The drafter's logits are of a law sharper or flatter than the target's, by as much."""

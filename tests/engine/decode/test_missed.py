@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +92,7 @@ def test_what_is_read_again_is_what_was_missed_last(data: st.DataObject) -> None
     assert not any(ring.counts(reqs))
 
 
+@pytest.mark.slow
 @given(st.integers(LEAST_WINDOW, WINDOW), st.integers(1, 512), st.integers(0, 10))
 def test_no_ring_overflows_while_all_requests_decode_plainly(window: int, requests: int, late: int) -> None:
     """All fill theirs at once, but for some that came later; no reading takes more than its tokens, none is short."""
