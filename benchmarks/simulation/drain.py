@@ -10,6 +10,10 @@ from benchmarks.simulation.world import World
 from tlt_server.strategy.estimates import Learned
 
 PROMPT = 200
+BEGINS = ((40, 2.5), (90, -0.1), (130, -0.5), (180, -0.15), (270, 0.05))
+EASE, LATER = 0.6, 0.45
+"""Log-odds by which drafts are accepted more readily up to so many tokens of a response, beside some for all, and
+later: about what chain 7 was given, 32 requests at once past their ends, when strategies were measured at d93bfa2."""
 
 
 @dataclass
@@ -53,10 +57,24 @@ def drains(update: StrategyUpdate, seed: int, requests: int = 32, count: int = 1
     ]
 
 
-def _drained(world: World, server: Server, left: list[int]) -> Drained:
+def waves(update: StrategyUpdate, seed: int, requests: int, tokens: int, count: int) -> list[Drained]:
+    """So many requests of so many tokens, which begin together, and so are easy or hard to draft for together: one
+    batch after the other, by a server that was just started."""
+    world = World(Random(seed))
+    server = Server(world, update)
+    return [_drained(world, server, [tokens] * requests, alike=True) for _ in range(count)]
+
+
+def _eased(tokens: float) -> float:
+    return EASE + next((ease for most, ease in BEGINS if tokens < most), LATER)
+
+
+def _drained(world: World, server: Server, left: list[int], *, alike: bool = False) -> Drained:
     made, levels = [0] * len(left), world.new_levels(len(left))
     steps = []
     while left:
+        if alike:
+            world.easier[None] = _eased(sum(made) / len(made))
         step, accepted = server.step(levels, sum(made) + PROMPT * len(made))
         steps.append(step)
         made = [tokens + 1 + more for tokens, more in zip(made, accepted, strict=True)]

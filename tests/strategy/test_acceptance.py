@@ -50,6 +50,16 @@ def test_one_chain_tells_of_all(pulled: Arm, rate: float) -> None:
         assert known.length(arm) == pytest.approx(length(rate, arm.num_steps), rel=0.08), arm
 
 
+def test_a_chain_tells_of_all_though_some_requests_are_easy_and_some_hard() -> None:
+    """Who gets far is easy to draft for: deeper drafts are accepted more readily than the first."""
+    known, random = Acceptance(), Random(5)
+    for _ in range(400):
+        known.see(SEVEN, [*accepted(random, 0.5, 7, 4), *accepted(random, 0.98, 7, 4)])
+    for arm in CHAINS:
+        steps = arm.num_steps
+        assert known.length(arm) == pytest.approx((length(0.5, steps) + length(0.98, steps)) / 2, rel=0.05), arm
+
+
 def test_a_deeper_chain_is_not_judged_by_drafts_that_ended_too_soon() -> None:
     """The censored ones: all that a chain of one step can say is that its draft was accepted."""
     known = fed(ONE, 1.0)

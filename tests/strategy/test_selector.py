@@ -75,7 +75,7 @@ class Server:
         self.missed = 0 if arm else min(self.missed + 1, 128)
         self.free, self.now = self.now, self.now + seconds
         depth = arm.num_steps if arm else 0
-        self.waiting = batch, [self.random.randint(0, depth) for _ in range(batch)], self.now
+        self.waiting = batch, [depth * self.random.randint(0, 1) for _ in range(batch)], self.now
         self.pulled.append((batch, arm, seconds))
 
 
@@ -368,6 +368,21 @@ def test_looks_at_off_tell_what_off_takes_though_they_are_settled_late(seed: int
         server.step(32)
     arms = [arm for _, arm, _ in server.pulled[-1000:]]
     assert arms.count(None) > 750
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_look_at_off_with_one_request_keeps_none_from_being_looked_at_with_many(seed: int) -> None:
+    """What the drafter reads after it takes a pass, for two tokens or for a hundred; and others have none to read."""
+    server = Server(selector(seed), Random(seed), reading=0.01)
+    for _ in range(3000):
+        server.step(1)
+    assert None in [arm for _, arm, _ in server.pulled]
+    for _ in range(1000):
+        server.step(32)
+    arms = [arm for _, arm, _ in server.pulled[-1000:]]
+    assert arms.count(DEEP) > 900
+    assert arms.count(SHALLOW) >= 4
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -94,22 +94,25 @@ def test_settings_cross_the_wire() -> None:
     [
         ("level", [0.0]),
         ("level", [0.0, 1e9]),
+        ("depths", [0.0]),
+        ("depths", [0.0, 0.0, 0.0, 1e9]),
         ("arms", [[None, 0.0]]),
         ("arms", [[None, 0.0, -1e3]]),
         ("arms", [[[3, 1, 9], 0.0, 1.0]]),
         ("reading", [1.0]),
-        ("reading", [-1.0, 1.0]),
+        ("reading", [-1.0, 1.0, 1.0]),
+        ("reading", [1.0, -1.0, 1.0]),
     ],
 )
 def test_what_cannot_have_been_learned_is_refused(field: str, value: Any) -> None:
-    good = {"level": [0.5, 0.1], "arms": [[[3, 1, 4], 0.8, 0.0], [None, 0.0, 0.1]], "reading": [5.0, 0.01]}
+    good = {"level": [0.5, 0.1], "depths": [0.0] * 4, "arms": [[[3, 1, 4], 0.8, 0.0], [None, 0.0, 0.1]]}
+    good["reading"] = [1.0, 5.0, 0.01]
     msgspec.convert(good, Learned)
     with pytest.raises((msgspec.ValidationError, ConfigError)):
         msgspec.convert(good | {field: value}, Learned)
 
 
 def test_what_an_older_server_learned_is_refused() -> None:
-    ratios = [[1, [3, 1, 4], 0.0]]
-    old = {"trials": [2.0], "hits": [1.0], "leads": [], "ratios": ratios, "reading": [5.0, 0.01]}
-    with pytest.raises(msgspec.ValidationError, match="level"):
+    old = {"level": [0.5, 0.1], "arms": [[[3, 1, 4], 0.8, 0.0], [None, 0.0, 0.1]], "reading": [5.0, 0.01]}
+    with pytest.raises(msgspec.ValidationError, match="depths|reading"):
         msgspec.convert(old, Learned)

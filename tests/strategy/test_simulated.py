@@ -14,7 +14,7 @@ import pytest
 from tlt_client.schemas import StrategyUpdate
 
 from benchmarks.simulation import scenes
-from benchmarks.simulation.drain import drain, drains
+from benchmarks.simulation.drain import drain, drains, waves
 from benchmarks.simulation.scenes import SCENES, Scene, far, near, passes
 from benchmarks.simulation.server import Server, regret
 from benchmarks.simulation.world import CAPTURED, CHAINS, CONTEXT, World
@@ -136,11 +136,22 @@ def test_a_batch_drains_as_fast_as_an_oracle_would_have_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("requests", "most"), [(8, 0.022), (32, 0.012)])
+def test_rollouts_that_begin_together_mislead_little(requests: int, most: float) -> None:
+    """All are easy to draft for at first, and then hard: whose that is, an arm's or the text's, is told by depth."""
+    lost = []
+    for seed in range(6):
+        later = [step for each in waves(StrategyUpdate("bandit"), seed, requests, 512, 10)[2:] for step in each.steps]
+        lost.append(regret(step for step in later if step.batch == requests))
+    assert fmean(lost) < most, lost
+
+
+@pytest.mark.slow
 def test_short_drains_from_a_cold_start_are_as_fast_as_the_best_chain() -> None:
     """18 of 32 requests each, one after the other. Switches, which cost nothing here, are bounded beside."""
     pinned = StrategyUpdate("pinned", pinned=to_client(CHAINS[-1]))
     ratios, switches = [], []
-    for seed in range(3):
+    for seed in range(6):
         drained, chain = drains(StrategyUpdate("bandit"), seed), drains(pinned, seed)
         steps = [step for each in drained for step in each.steps]
         ratios.append(sum(each.seconds for each in drained) / sum(each.seconds for each in chain))

@@ -115,8 +115,10 @@ class Bandit:
             steps = 2 if arm is None or late or (active is None and not self._new_weights) else 1
             lost = steps * self._lost(arm, batch, cached, self._estimates.seconds(arm, batch, cached))
             laid_by = self._share * min(LAID_BY * self._same_weights_s, RESERVED_S)
+            if arm is None:
+                lost += self._estimates.reading(batch * steps)
             # what is saved up is enough for any arm, or one that was thought very slow once would never be tried again
-            lost = min(lost + self._estimates.reading(batch * steps), self._share * SAVED_S - laid_by)
+            lost = min(lost, self._share * SAVED_S - laid_by)
             if self._left - laid_by >= lost > 0:
                 self._looks = [arm] * steps
 

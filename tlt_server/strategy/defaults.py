@@ -5,13 +5,13 @@ from itertools import product
 from math import log
 
 from tlt_server.config.arm import Arm, Source
+from tlt_server.strategy.acceptance import expected_length
 from tlt_server.strategy.arms import Bucket, Choice, is_chain
 from tlt_server.strategy.costs import StepCosts
-from tlt_server.strategy.estimates import TREE_LEAD, expected_length
 
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Acceptance of each draft, given those before it, that a drafter may reach, now or after training."""
-LEADS = (0.4, TREE_LEAD)
+LEADS = (0.4, 1.0)
 """Log-odds of a tree's drafts over a chain's, as measured: by the greater alone, small chains have no place where few
 requests run, though with a drafter that knows little they may be best there."""
 _NEAR = 0.9
