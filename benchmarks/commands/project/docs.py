@@ -59,6 +59,7 @@ TABLES: Mapping[str, tuple[Callable[..., str], Sequence[str]]] = {
     "long": (bench_long.shown, ["long.cpu2"]),
     "strategy": (bench_strategy.table, ["strategy.h200"]),
     "strategy_256": (bench_strategy.table, ["strategy_256.h200"]),
+    "strategy_fixed": (bench_strategy.table, ["strategy_fixed.h200"]),
     "drain": (bench_drain.table, ["drain.h200"]),
     "drain_recorded": (bench_drain.table, ["drain_recorded.h200"]),
     "drain_cpu": (bench_drain.table, ["drain.cpu2"]),
