@@ -159,6 +159,15 @@ def test_what_was_learned_survives_a_restart(batches: list[int], seed: int) -> N
     assert msgspec.json.encode(restarted.learned()) == kept
 
 
+@pytest.mark.parametrize("reading", [(0.0, 0.0, 1.0), (1.0, 0.0, 1.0), (0.0, 1.0, 1.0), (1.0, 1.0, -1e9)])
+def test_a_reading_that_nobody_had_ends_nothing(reading: tuple[float, float, float]) -> None:
+    server = Server(selector(), Random(0))
+    server.selector.restore(msgspec.structs.replace(server.selector.learned(), reading=reading))
+    for _ in range(200):
+        server.step(1)
+    assert len({arm for _, arm, _ in server.pulled}) > 1
+
+
 def test_a_warm_restart_begins_where_it_ended() -> None:
     """Timing called a shallow chain slow, and it is fast."""
     server = Server(selector(), Random(0), {SHALLOW: 0.3})

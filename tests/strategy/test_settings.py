@@ -114,5 +114,5 @@ def test_what_cannot_have_been_learned_is_refused(field: str, value: Any) -> Non
 
 def test_what_an_older_server_learned_is_refused() -> None:
     old = {"level": [0.5, 0.1], "arms": [[[3, 1, 4], 0.8, 0.0], [None, 0.0, 0.1]], "reading": [5.0, 0.01]}
-    with pytest.raises(msgspec.ValidationError, match="depths|reading"):
+    with pytest.raises(msgspec.ValidationError, match=r"depths|reading"):
         msgspec.convert(old, Learned)

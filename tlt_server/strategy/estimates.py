@@ -163,7 +163,7 @@ class Estimates:
         """Seconds expected for that; 0 as long as nothing is known. Of more tokens than usual no more than usual: for
         few it is a pass, whatever their number, and what one request took says little of a hundred."""
         reads, read, seconds = self._reading
-        return max(0.0, seconds) / reads * min(1.0, tokens * reads / read) if reads else 0.0
+        return max(0.0, seconds) * min(1 / reads, tokens / read) if reads and read else 0.0
 
     def learned(self) -> Learned:
         """All of it, to be restored."""
