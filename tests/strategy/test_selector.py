@@ -31,7 +31,8 @@ def update(mode: str, **fields: float) -> schemas.StrategyUpdate:
 
 
 class Server:
-    """A scheduler that launches one step ahead. An arm takes `slower` times as long as timed; drafts fare as drawn.
+    """A scheduler that launches one step ahead. An arm takes `slower` times as long as timed. Of drafts a request
+    accepts all, or none, whatever the arm: as of one drafter, a chain begins as a deeper one.
 
     reading: seconds that the drafter takes, before a step with an arm, for each plain step that it missed.
     late: the step's launch waits until the drafter has read, so that the result of the step before is settled late.
