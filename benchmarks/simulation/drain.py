@@ -13,7 +13,7 @@ PROMPT = 200
 BEGINS = ((40, 2.5), (90, -0.1), (130, -0.5), (180, -0.15), (270, 0.05))
 EASE, LATER = 0.6, 0.45
 """Log-odds by which drafts are accepted more readily up to so many tokens of a response, beside some for all, and
-later: about what chain 7 was given, 32 requests at once past their ends, when strategies were measured at d93bfa2."""
+later: about what chain 7 was given, 32 requests at once past their ends, by a server's log of d93bfa2, not kept."""
 
 
 @dataclass

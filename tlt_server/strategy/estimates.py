@@ -185,4 +185,4 @@ class Estimates:
 
     def _slower(self, arm: Choice) -> float:
         """Logarithm of how many times as long as timed an arm's steps take."""
-        return self._times.mean[0] + self._times.mean[self._part[arm]]
+        return self._times.of((0, self._part[arm]))
