@@ -1,6 +1,5 @@
 """What the server counts is what the clients received."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tlt_client import Client, SamplingParams
 
+from tests.server.trainer import Trainer, until_under_way
 from tlt_server.api.status import SpecCounts
 
 pytestmark = pytest.mark.server("eagle3-tree")
@@ -71,26 +71,21 @@ def test_counts_before_the_first_pass() -> None:
     assert empty.accept_length is None
 
 
-def test_an_arrival_waits_for_others_while_many_decode(url: str) -> None:
-    """As many steps as there are requests that its prefill would stop; none where it stops nobody. Then all that have
-    come are prefilled together."""
-    with httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(20) as pool:
+def test_an_arrival_waits_for_others_while_many_decode(trainer: Trainer) -> None:
+    """Whole steps, where they would stop for its prefill, and next to nothing where it stops nobody. What comes last
+    waits least: all that have come are prefilled together."""
+    with ThreadPoolExecutor(20) as pool:
 
         def ask(tokens: int) -> dict[str, Any]:
             params = {"max_new_tokens": tokens, "ignore_eos": True}
-            body = {"text": "What is 34*56?\n", "sampling_params": params}
-            told: dict[str, Any] = http.post("/generate", json=body).raise_for_status().json()["meta_info"]
+            answer = trainer.post("/generate", text="What is 34*56?\n", sampling_params=params).raise_for_status()
+            told: dict[str, Any] = answer.json()["meta_info"]
             return told
-
-        def running() -> int:
-            return sum(each["num_reqs"] for each in http.get("/get_load").json())
 
         alone = min(ask(1)["queue_time"] for _ in range(3))
         decoding = [pool.submit(ask, 400) for _ in range(16)]
-        while running() < 16:
-            time.sleep(0.01)
+        until_under_way(trainer, 16)
         late = list(pool.map(ask, [1] * 4))
         assert not any(each.done() for each in decoding), "nothing ran that could be stopped"
-        assert min(each["queue_time"] for each in late) > 4 * alone
-        for each in decoding:
-            each.result()
+        step = min(told["e2e_latency"] / told["spec_verify_ct"] for told in (each.result() for each in decoding))
+        assert max(each["queue_time"] for each in late) > step > 4 * alone
