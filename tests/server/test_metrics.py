@@ -72,8 +72,7 @@ def test_counts_before_the_first_pass() -> None:
 
 
 def test_an_arrival_waits_for_others_while_many_decode(trainer: Trainer) -> None:
-    """Whole steps, where they would stop for its prefill, and next to nothing where it stops nobody. What comes last
-    waits least: all that have come are prefilled together."""
+    """The first to come, for whole steps where they would stop for its prefill; else next to nothing."""
     with ThreadPoolExecutor(20) as pool:
 
         def ask(tokens: int) -> dict[str, Any]:

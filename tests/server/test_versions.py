@@ -16,7 +16,7 @@ from tlt_server.demo.reference import Reference
 pytestmark = pytest.mark.server("plain")
 
 TARGET, _ = default_paths()
-LENGTH = 400  # two seconds on a quiet machine, of which two updates take one
+LENGTH = 400  # so that all still decode at the second update, on a busy machine too
 
 
 @pytest.fixture(scope="module")
