@@ -8,6 +8,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]
 
 def require_place(path: Path, flag: str = "--json") -> None:
     """Makes the folder of a result to come. ConfigError: nothing can be written there, known before it is measured."""
+    git_revision()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -94,8 +96,12 @@ def read(path: Path) -> Result:
         raise ConfigError(f"result {path}: not what a benchmark kept by --json ({error})") from error
 
 
+@cache
 def git_revision() -> str:
-    """The revision of the checkout that this package lies in; of a copy without .git, what its file REVISION says."""
+    """The revision of the checkout that this package lies in; of a copy without .git, what its file REVISION says.
+
+    As it is when first asked: what a run writes into the checkout, logs and results, is no change of what ran.
+    """
     top = Path(__file__).parents[1]
     if (top / "REVISION").is_file():
         return (top / "REVISION").read_text().strip()
