@@ -7,7 +7,6 @@ from itertools import groupby
 
 from benchmarks.lib.project.ages import ages
 from benchmarks.lib.project.catalogue import commands
-from tlt_server import results
 
 
 def listing() -> str:
@@ -21,7 +20,6 @@ def listing() -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    results.git_revision()  # before anything is written
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(f"python -m benchmarks NAME [FLAGS]; --help says a benchmark's flags\n\n{listing()}\n")
     elif command := commands().get(argv[0]):

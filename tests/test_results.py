@@ -1,6 +1,8 @@
 """Results: one form, written whole or not at all."""
 
 import re
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,18 @@ def test_a_copy_without_git_says_what_it_is_a_copy_of(tmp_path: Path, monkeypatc
     assert revision() == "unknown"
     (tmp_path / "REVISION").write_text("abc+\n")
     assert revision() == "abc+"
+
+
+def test_what_a_run_leaves_in_the_checkout_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x")
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "tlt_server/results.py"))
+    monkeypatch.setattr(results, "git_revision", cache(results.git_revision.__wrapped__))
+    results.require_place(tmp_path / "x.json")
+    (tmp_path / "logs").write_text("of a server")
+    assert len(results.measured_here("x", [], {}).revision) == 40
+    assert results.git_revision.__wrapped__().endswith("+")
 
 
 @pytest.mark.parametrize("text", ['{"name": "x", "speed": 3}', "{", None], ids=["another form", "no JSON", "no file"])

@@ -62,7 +62,7 @@ def measured_here(name: str, argv: list[str], figures: Mapping[str, float | int]
 
 def require_place(path: Path, flag: str = "--json") -> None:
     """Makes the folder of a result to come. ConfigError: nothing can be written there, known before it is measured."""
-    git_revision()
+    git_revision()  # before logs, or a first round's figures, lie in the checkout
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -100,7 +100,7 @@ def read(path: Path) -> Result:
 def git_revision() -> str:
     """The revision of the checkout that this package lies in; of a copy without .git, what its file REVISION says.
 
-    As it is when first asked: what a run writes into the checkout, logs and results, is no change of what ran.
+    As it is when first asked: what a run writes into the checkout is no change of what ran.
     """
     top = Path(__file__).parents[1]
     if (top / "REVISION").is_file():

@@ -1,7 +1,6 @@
 """The house's figures: of a small tree, of files that are given; and what `python -m benchmarks` lists."""
 
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,19 +122,6 @@ def test_every_command_says_its_flags(name: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="0"):
         entrance.main([name, "--help"])
     assert "--help" in capsys.readouterr().out
-
-
-def test_what_a_run_leaves_in_the_tree_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "code.py").write_text("")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-        git(tmp_path, *words)
-    monkeypatch.setattr(results, "__file__", str(tmp_path / "tlt_server/results.py"))
-    monkeypatch.setattr(results, "git_revision", cache(results.git_revision.__wrapped__))
-    with pytest.raises(SystemExit, match="2"):
-        entrance.main(["no"])
-    (tmp_path / "logs").write_text("of a server")
-    assert results.measured_here("x", [], {}).revision == git(tmp_path, "rev-parse", "HEAD")
-    assert results.git_revision.__wrapped__().endswith("+")
 
 
 def test_folders_are_small() -> None:

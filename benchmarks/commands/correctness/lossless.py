@@ -273,6 +273,8 @@ def main(argv: Sequence[str]) -> None:
     )
     arguments = parser.parse_args(argv)
     size = (SMOKE if arguments.smoke else Size())._replace(seconds=arguments.seconds)
+    if arguments.json:
+        results.require_place(arguments.json)
     with tempfile.TemporaryDirectory(prefix="tlt-lossless-") as scratch:
         folder = arguments.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
