@@ -10,7 +10,6 @@
 """
 
 import argparse
-import logging
 import random
 import tempfile
 import time
@@ -25,6 +24,7 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from benchmarks.lib.command import run
 from benchmarks.lib.divergences import TIE_ULPS, divergence_figures, divergences
 from benchmarks.lib.laws import LENGTHS, Case, Law, cases, law, moved_mass, p_values, rounding_shift
 from benchmarks.lib.servers import Answer, Request, Server, graph_figures, on_each_arm, serving, tokens_of
@@ -263,7 +263,6 @@ def _totals(rounds: Mapping[str, Round]) -> Figures:
 
 
 def main(argv: Sequence[str]) -> None:
-    logging.basicConfig(level=logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m benchmarks lossless", description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs")
@@ -273,18 +272,18 @@ def main(argv: Sequence[str]) -> None:
     )
     arguments = parser.parse_args(argv)
     size = (SMOKE if arguments.smoke else Size())._replace(seconds=arguments.seconds)
-    if arguments.json:
-        results.require_place(arguments.json)
-    with tempfile.TemporaryDirectory(prefix="tlt-lossless-") as scratch:
-        folder = arguments.logs or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(2 if has_gpu() else 1) as pool:
-            first = pool.submit(measure_laws, folder, size)
-            second = pool.submit(measure_embedded, folder, size, *default_paths(), first)
-        laws, embedded = first.result(), second.result()
-    figures = laws | embedded | {name: laws[name] + embedded[name] for name in ("requests", "failed_requests")}
-    for name, value in figures.items():
-        _out.print(f"{name:44} {value:.6g}")
-    if arguments.json:
-        command = ["python", "-m", "benchmarks", "lossless", *argv]
-        results.write(results.measured_here("lossless", command, figures), arguments.json)
+
+    def measure() -> results.Result:
+        with tempfile.TemporaryDirectory(prefix="tlt-lossless-") as scratch:
+            folder = arguments.logs or Path(scratch)
+            folder.mkdir(parents=True, exist_ok=True)
+            with ThreadPoolExecutor(2 if has_gpu() else 1) as pool:
+                first = pool.submit(measure_laws, folder, size)
+                second = pool.submit(measure_embedded, folder, size, *default_paths(), first)
+            laws, embedded = first.result(), second.result()
+        figures = laws | embedded | {name: laws[name] + embedded[name] for name in ("requests", "failed_requests")}
+        for name, value in figures.items():
+            _out.print(f"{name:44} {value:.6g}")
+        return results.measured_here("lossless", ["python", "-m", "benchmarks", "lossless", *argv], figures)
+
+    run("lossless", arguments, measure)
